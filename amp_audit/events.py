@@ -1,0 +1,74 @@
+"""The vocabulary of a training program, produced from the code and from a run alike."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+Id = Hashable
+"""An opaque identity of a scaler, an optimizer, a parameter owner or a region."""
+
+
+class Kind(str, enum.Enum):
+    """What happened. The values are the words used in rule files and in the trace."""
+
+    SCALER_NEW = "scaler_new"
+    OPTIMIZER_NEW = "optimizer_new"
+    REGION_ENTER = "region_enter"
+    REGION_EXIT = "region_exit"
+    FORWARD = "forward"
+    SCALE = "scale"
+    BACKWARD = "backward"
+    AUTOGRAD_GRAD = "autograd_grad"
+    UNSCALE = "unscale"
+    CLIP = "clip"
+    GRAD_READ = "grad_read"
+    GRAD_WRITE = "grad_write"
+    STEP = "step"
+    UPDATE = "update"
+    ZERO_GRAD = "zero_grad"
+    SCHEDULER_STEP = "scheduler_step"
+    WEIGHT_WRITE = "weight_write"
+    CAST = "cast"
+    SAVE = "save"
+    LOAD = "load"
+    ITERATION_END = "iteration_end"
+    PROGRAM_END = "program_end"
+
+
+class Via(str, enum.Enum):
+    """Who makes the optimizer step."""
+
+    SCALER = "scaler"
+    PLAIN = "plain"
+    FRAMEWORK = "framework"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing a training program does. Positions are kept beside events, never in them.
+
+    ``owners`` are the parameter owners concerned (models or parameter groups); None when they cannot be resolved.
+    ``scaled`` says of a backward whether the loss carried the loss scale (None: unknown).
+    ``dtype`` is the low-precision dtype of the region (region_enter), or the one in which the loss of a backward
+    was computed: ``"float16"``, ``"bfloat16"``, ``"float32"`` or None when unknown.
+    ``contents`` are the kinds of state a save or load holds: model, optimizer, scaler.
+    ``site`` is where a scaler was built, the same for every scaler that one constructor call makes.
+    ``skipped`` says of a step through a scaler that an inf was found (only a run knows).
+    """
+
+    kind: Kind
+    scaler: Id | None = None
+    optimizer: Id | None = None
+    owners: tuple[Id, ...] | None = ()
+    via: Via | None = None
+    scaled: bool | None = None
+    region: Id | None = None
+    device: str | None = None
+    dtype: str | None = None
+    enabled: bool | None = None
+    cache: bool = True
+    contents: frozenset[str] = frozenset()
+    site: Id | None = None
+    skipped: bool = False

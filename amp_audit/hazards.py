@@ -1,0 +1,188 @@
+"""Events with their places -> hazards: where rules' ``event`` detectors are held against the state machine.
+
+Both halves come through here, so that no rule about order is written twice: the static half with one ``Trail`` per
+path through the code, the runtime half with the one trail of what happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from amp_audit.events import Event, Id, Kind, Via
+from amp_audit.protocol import Facts, State, advance, words
+from amp_audit.rulebook import Detector, Rule, Rulebook
+
+P = TypeVar("P")  # what a half uses as a place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trail(Generic[P]):
+    """The events of one path, newest first: a linked list, so that paths share what they have in common."""
+
+    event: Event
+    place: P
+    previous: Trail[P] | None = None
+    iteration: int = 0
+
+    def back(self) -> Iterator[Trail[P]]:
+        step: Trail[P] | None = self
+        while step is not None:
+            yield step
+            step = step.previous
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard(Generic[P]):
+    """A rule met at a place, with the steps that led there (oldest first) and what was true.
+
+    ``about`` holds the identities it speaks of (scaler, optimizer, region); two hazards that share one of them speak
+    of the same thing when it comes to which of them gives way.
+    """
+
+    rule: Rule
+    detector: Detector
+    place: P
+    steps: tuple[tuple[P, str], ...]
+    facts: Facts = field(compare=False)
+    about: frozenset[Id] = frozenset()
+    assumed: bool = False
+
+
+PHRASES = {
+    "scaler_new": "the GradScaler is built",
+    "region_enter": "autocast is entered",
+    "region_exit": "autocast is left",
+    "forward": "forward pass",
+    "scale": "the loss is scaled",
+    "backward": "backward",
+    "backward.scaled": "backward of the scaled loss",
+    "backward.plain": "backward of the loss without the scale",
+    "unscale": "gradients are unscaled",
+    "clip": "gradients are clipped",
+    "grad_read": "gradients are read",
+    "grad_write": "gradients are changed",
+    "step": "the optimizer steps",
+    "step.scaler": "scaler.step",
+    "step.plain": "optimizer.step, not through the scaler",
+    "update": "scaler.update",
+    "zero_grad": "gradients are cleared",
+    "weight_write": "weights are written",
+    "save": "a checkpoint is written",
+    "iteration_end": "the iteration ends here",
+}
+
+_TOLD = frozenset({Kind.SCALE, Kind.BACKWARD, Kind.UNSCALE, Kind.CLIP, Kind.STEP, Kind.UPDATE, Kind.ZERO_GRAD})
+_REGIONAL = frozenset({Kind.REGION_ENTER, Kind.REGION_EXIT, Kind.FORWARD, Kind.WEIGHT_WRITE})
+
+
+class Watch(Generic[P]):
+    """The rules' event detectors, ready to be held against events. Stateless but for its tables."""
+
+    def __init__(self, book: Rulebook, half: str) -> None:
+        self._by_kind: dict[str, list[tuple[Rule, Detector]]] = {}
+        for rule, detector in book.detectors(half, "event"):
+            for target in detector.targets:
+                self._by_kind.setdefault(target.partition(".")[0], []).append((rule, detector))
+
+    def take(
+        self, state: State, event: Event, place: P, trail: Trail[P] | None
+    ) -> tuple[State, Trail[P], list[Hazard[P]]]:
+        """Advance over one event: the new state, the longer trail, and the hazards met."""
+        after, facts = advance(state, event)
+        iteration = (trail.iteration if trail else 0) + (event.kind is Kind.ITERATION_END)
+        longer = Trail(event, place, trail, iteration)
+        named = words(event)
+        found = []
+        for rule, detector in self._by_kind.get(event.kind.value, ()):
+            if named.isdisjoint(detector.targets) or not detector.holds(facts):
+                continue
+            hazard = _hazard(rule, detector, longer, facts, state)
+            if hazard is not None:
+                found.append(hazard)
+        return after, longer, found
+
+
+def _hazard(rule: Rule, detector: Detector, trail: Trail[P], facts: Facts, state: State) -> Hazard[P] | None:
+    spot = _spot(detector, trail)
+    if spot is None:
+        return None
+    event = trail.event
+    about = {
+        x
+        for x in (event.scaler, event.optimizer, spot.event.scaler, spot.event.optimizer, spot.event.region)
+        if x is not None
+    }
+    about |= {region.id for region in state.regions if region.id is not None}
+    return Hazard(rule, detector, spot.place, _steps(trail, spot), facts, frozenset(about), bool(facts.get("assumed")))
+
+
+def _spot(detector: Detector, trail: Trail[P]) -> Trail[P] | None:
+    """The event where the finding stands: this one, or the latest of the kind that ``at`` names."""
+    if detector.at is None or detector.at in words(trail.event):
+        return trail
+    wanted = trail.event
+    for step in trail.back():
+        same = wanted.scaler is None or step.event.scaler in (None, wanted.scaler)
+        if same and detector.at in words(step.event):
+            return step
+    return None
+
+
+def _steps(trail: Trail[P], spot: Trail[P]) -> tuple[tuple[P, str], ...]:
+    """What to show of the path: this iteration's protocol events, the place of the finding, and the last event."""
+    regional = trail.event.kind in _REGIONAL or spot.event.kind in _REGIONAL or spot.event.region is not None
+    told = _TOLD | _REGIONAL if regional else _TOLD
+    shown: list[Trail[P]] = []
+    seen: set[tuple[Kind, object]] = set()
+    for step in trail.back():
+        if step.iteration < trail.iteration - 1 or len(shown) >= 12:
+            break
+        key = (step.event.kind, step.place)
+        if step is trail or step is spot or (step.event.kind in told and key not in seen):
+            seen.add(key)
+            shown.append(step)
+    if spot not in shown:
+        shown.append(spot)
+    return tuple((step.place, phrase(step.event)) for step in reversed(shown))
+
+
+def phrase(event: Event) -> str:
+    """An event in words, as precise as the event is."""
+    named = words(event)
+    best = max((word for word in named if word in PHRASES), key=len, default=event.kind.value)
+    text = PHRASES.get(best, best)
+    if event.kind is Kind.STEP and event.via is Via.SCALER and event.skipped:
+        return f"{text} (skipped: inf or NaN found)"
+    return text
+
+
+def settle(hazards: Iterable[Hazard[P]], happened: frozenset[str]) -> list[tuple[Hazard[P], list[Hazard[P]]]]:
+    """Drop what absence conditions rule out, keep one hazard per (rule, place), and let rules give way to others.
+
+    ``happened`` are the words of all events on any path, so that a rule can speak of what is nowhere. Returns each
+    kept hazard with those that gave way to it (docs/contracts: One hazard, one finding).
+    """
+    kept: dict[tuple[str, P], Hazard[P]] = {}
+    for hazard in hazards:
+        detector = hazard.detector
+        if not happened.issuperset(detector.anywhere) or not happened.isdisjoint(detector.nowhere):
+            continue
+        key = (hazard.rule.id, hazard.place)
+        if key not in kept or (kept[key].assumed and not hazard.assumed):
+            kept[key] = hazard
+    return _give_way(list(kept.values()))
+
+
+def _give_way(hazards: Sequence[Hazard[P]]) -> list[tuple[Hazard[P], list[Hazard[P]]]]:
+    winner = {id(one): _winner(one, hazards) for one in hazards}
+    return [(one, [two for two in hazards if winner[id(two)] is one]) for one in hazards if winner[id(one)] is None]
+
+
+def _winner(one: Hazard[P], hazards: Sequence[Hazard[P]]) -> Hazard[P] | None:
+    for rule in one.rule.yields_to:
+        for other in hazards:
+            if other.rule.id == rule and (other.about & one.about or other.place == one.place):
+                return other
+    return None

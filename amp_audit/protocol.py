@@ -1,0 +1,396 @@
+"""The state machine of mixed-precision training: ``advance(state, event) -> (state, facts)``.
+
+One machine reads the events of the code and the events of a run. It is pure: states are immutable and hashable,
+identities are opaque, and it knows no positions, no paths and no rules. Facts say what was true when the event
+happened; rules are predicates over them. ``"unknown"`` (and None) satisfies no condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from amp_audit.events import Event, Id, Kind, Via
+
+LOW_PRECISION = frozenset({"float16", "bfloat16"})
+ANYONE: Id = "*"
+"""The owner of gradients that no model or parameter group is known for."""
+
+Facts = Mapping[str, object]
+V = TypeVar("V")
+Table = tuple[tuple[Id, V], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What is in the ``.grad`` of one parameter owner.
+
+    ``value``: none | plain | scaled | mixed | unscaled | unknown. ``consumed``: a step used them and nothing was
+    added since. ``cleared``: unspent gradients were thrown away in this iteration. ``rescaled``: the scale changed
+    while they still carried the old one. ``assumed``: attributed to this owner without proof. ``dtype``: the
+    low-precision dtype in which the losses were computed.
+    """
+
+    value: str = "none"
+    consumed: bool = False
+    cleared: bool = False
+    rescaled: bool = False
+    assumed: bool = False
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scaler:
+    """One GradScaler. ``round``: unknown | open (nothing checked since the last update) | checked."""
+
+    site: Id | None = None
+    round: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One entered autocast region; ``filled``: owners whose weights have a cached low-precision copy.
+
+    ``stale``: how a filled weight was changed since: step | write | None.
+    """
+
+    id: Id | None
+    device: str | None
+    dtype: str | None
+    enabled: bool | None
+    cache: bool = True
+    filled: frozenset[Id] = frozenset()
+    stale: str | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.enabled is True and (self.dtype is None or self.dtype in LOW_PRECISION)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that the machine remembers. Tables are sorted tuples of pairs, so equal states compare equal."""
+
+    owners: Table[Gradients] = ()
+    phases: Table[str] = ()  # key: (scaler, optimizer); value: ready | unscaled | stepped | unknown
+    links: Table[tuple[Id, ...]] = ()  # optimizer -> owners
+    scalers: Table[Scaler] = ()
+    stepped_by: Table[Id] = ()  # optimizer -> the scaler that last stepped it
+    regions: tuple[Region, ...] = ()
+    ever: frozenset[str] = frozenset()
+
+
+def get(table: Table[V], key: Id) -> V | None:
+    return next((value for name, value in table if name == key), None)
+
+
+def put(table: Table[V], key: Id, value: V) -> Table[V]:
+    kept = [pair for pair in table if pair[0] != key]
+    return tuple(sorted([*kept, (key, value)], key=lambda pair: repr(pair[0])))
+
+
+def advance(state: State, event: Event) -> tuple[State, Facts]:
+    """The state after ``event``, and what was true when it happened."""
+    facts: dict[str, object] = {
+        "via": event.via.value if event.via else None,
+        "dtype": event.dtype,
+        "enabled": event.enabled,
+        "region": "live" if live_region(state) else "none",
+        "region_dtype": region_dtype(state),
+        "skipped": event.skipped,
+    }
+    handler = _HANDLERS.get(event.kind)
+    after = handler(state, event, facts) if handler else state
+    facts.update({f"ever.{word}": True for word in after.ever})
+    return replace(after, ever=after.ever | words(event)), facts
+
+
+def words(event: Event) -> frozenset[str]:
+    """The words by which rules ask whether an event happened at all, e.g. ``step`` and ``step.scaler``."""
+    kind = event.kind.value
+    found = {kind}
+    if event.via:
+        found.add(f"{kind}.{event.via.value}")
+    if event.kind is Kind.BACKWARD and event.scaled is not None:
+        found.add("backward.scaled" if event.scaled else "backward.plain")
+    if event.kind in (Kind.SAVE, Kind.LOAD):
+        found |= {f"{kind}.{item}" for item in event.contents}
+    return frozenset(found)
+
+
+def join(one: State, two: State) -> State:
+    """What holds in both states; where they differ, unknown. Used when too many paths meet."""
+    return State(
+        owners=_join(one.owners, two.owners, _join_gradients, Gradients()),
+        phases=_join(one.phases, two.phases, lambda a, b: a if a == b else "unknown", "ready"),
+        links=tuple(pair for pair in one.links if pair in two.links),
+        scalers=_join(one.scalers, two.scalers, lambda a, b: a if a == b else Scaler(a.site), Scaler()),
+        stepped_by=tuple(pair for pair in one.stepped_by if pair in two.stepped_by),
+        regions=one.regions if one.regions == two.regions else (),
+        ever=one.ever | two.ever,
+    )
+
+
+def _join(one: Table[V], two: Table[V], both: Callable[[V, V], V], absent: V) -> Table[V]:
+    left, right = dict(one), dict(two)
+    keys = sorted({*left, *right}, key=repr)
+    return tuple((key, both(left.get(key, absent), right.get(key, absent))) for key in keys)
+
+
+def _join_gradients(one: Gradients, two: Gradients) -> Gradients:
+    return one if one == two else Gradients("unknown", assumed=True)
+
+
+# Which region is in force
+
+
+def live_region(state: State) -> Region | None:
+    """The innermost region, when autocast is on in it."""
+    innermost = state.regions[-1] if state.regions else None
+    return innermost if innermost is not None and innermost.live else None
+
+
+def region_dtype(state: State) -> str | None:
+    region = live_region(state)
+    return region.dtype if region else None
+
+
+# Whose gradients an event concerns
+
+
+def concerned(state: State, event: Event) -> tuple[tuple[Id, ...], bool]:
+    """The owners an event concerns, and whether that is an assumption.
+
+    Unresolved owners mean the only live owner; several live owners stand for each other only while they agree.
+    """
+    owners = event.owners
+    if not owners and event.optimizer is not None:
+        owners = get(state.links, event.optimizer)
+    if owners:
+        known = tuple(owner for owner in owners if get(state.owners, owner) is not None)
+        if known:
+            return known, False
+        return ((ANYONE,), False) if get(state.owners, ANYONE) else (owners, False)
+    live = tuple(name for name, held in state.owners if held.value != "none" and not held.consumed)
+    if len(live) == 1:
+        return live, len(state.owners) > 1
+    return (live or tuple(name for name, _ in state.owners)), True
+
+
+def describe(state: State, owners: Iterable[Id], assumed: bool) -> dict[str, object]:
+    """Facts about the gradients of several owners taken together; where they disagree, unknown."""
+    held = [get(state.owners, owner) or Gradients("unknown") for owner in owners] or [Gradients("unknown")]
+    telling = [one for one in held if one.value != "none"] or held
+    dtypes = {one.dtype for one in telling}
+    return {
+        "gradients": telling[0].value if len({one.value for one in telling}) == 1 else "unknown",
+        "consumed": all(one.consumed for one in telling),
+        "cleared": all(one.cleared for one in held),
+        "rescaled": any(one.rescaled for one in telling),
+        "assumed": assumed or any(one.assumed for one in telling),
+        "forward_dtype": dtypes.pop() if len(dtypes) == 1 else None,
+    }
+
+
+def _change(state: State, owners: Iterable[Id], change: Callable[[Gradients], Gradients]) -> State:
+    table = state.owners
+    for owner in owners:
+        table = put(table, owner, change(get(table, owner) or Gradients("unknown")))
+    return replace(state, owners=table)
+
+
+# What each event does
+
+
+def _scaler_new(state: State, event: Event, facts: dict[str, object]) -> State:
+    return replace(state, scalers=put(state.scalers, event.scaler, Scaler(event.site, "open")))
+
+
+def _optimizer_new(state: State, event: Event, facts: dict[str, object]) -> State:
+    owners = event.owners or ()
+    table = state.owners
+    for owner in owners:
+        if get(table, owner) is None:
+            table = put(table, owner, Gradients())
+    links = put(state.links, event.optimizer, owners) if owners else state.links
+    return replace(state, links=links, owners=table)
+
+
+def _region_enter(state: State, event: Event, facts: dict[str, object]) -> State:
+    outer = region_dtype(state)
+    entered = Region(event.region, event.device, event.dtype, event.enabled, event.cache)
+    facts["dtype_conflict"] = (
+        event.enabled is True and event.cache and {outer, event.dtype} <= LOW_PRECISION and outer != event.dtype
+    )
+    return replace(state, regions=(*state.regions, entered))
+
+
+def _region_exit(state: State, event: Event, facts: dict[str, object]) -> State:
+    return replace(state, regions=state.regions[:-1])
+
+
+def _forward(state: State, event: Event, facts: dict[str, object]) -> State:
+    region = live_region(state)
+    if region is None or not region.cache:
+        return state
+    outermost, owners = state.regions[0], frozenset(event.owners or (ANYONE,))
+    facts["stale"] = outermost.stale if owners & outermost.filled else None
+    filled = replace(outermost, filled=outermost.filled | owners)
+    return replace(state, regions=(filled, *state.regions[1:]))
+
+
+def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
+    owners, assumed = event.owners or (), False
+    if not owners:
+        owners, assumed = tuple(name for name, _ in state.owners), len(state.owners) > 1
+    owners = owners or (ANYONE,)
+    facts.update(describe(state, owners, assumed))
+    facts["scaled"] = event.scaled
+    dtype = event.dtype
+
+    def accumulate(held: Gradients) -> Gradients:
+        value = _added(held, event.scaled)
+        merged = dtype if held.value in ("none", "unknown") or held.consumed or held.dtype == dtype else None
+        kept = held.assumed and held.value != "none" and not held.consumed
+        return Gradients(value, assumed=assumed or kept, dtype=merged)
+
+    return _change(state, owners, accumulate)
+
+
+def _added(held: Gradients, scaled: bool | None) -> str:
+    """The value of gradients after a backward adds to them."""
+    if scaled is None:
+        return "unknown"
+    new = "scaled" if scaled else "plain"
+    if held.value in ("none", "unknown", new) or held.consumed:
+        return new
+    return "unscaled" if (held.value, new) == ("unscaled", "plain") else "mixed"
+
+
+def _phase(state: State, event: Event) -> str:
+    known = get(state.phases, (event.scaler, event.optimizer))
+    scaler = get(state.scalers, event.scaler)
+    if known is not None:
+        return known
+    return "ready" if scaler is not None and scaler.round != "unknown" else "unknown"
+
+
+def _checked(state: State, event: Event, phase: str) -> State:
+    scaler = get(state.scalers, event.scaler) or Scaler()
+    return replace(
+        state,
+        phases=put(state.phases, (event.scaler, event.optimizer), phase),
+        scalers=put(state.scalers, event.scaler, replace(scaler, round="checked")),
+    )
+
+
+def _unscale(state: State, event: Event, facts: dict[str, object]) -> State:
+    owners, assumed = concerned(state, event)
+    facts.update(describe(state, owners, assumed), phase=_phase(state, event))
+    done = _change(state, owners, lambda held: replace(held, value="unscaled", rescaled=False))
+    return _checked(done, event, "unscaled")
+
+
+def _step(state: State, event: Event, facts: dict[str, object]) -> State:
+    owners, assumed = concerned(state, event)
+    facts.update(describe(state, owners, assumed))
+    state = _weights_changed(state, owners if not assumed else None, "step")
+    spent = _change(state, owners, lambda held: replace(held, consumed=True, cleared=False, rescaled=False))
+    if event.via is not Via.SCALER:
+        phases = [value for key, value in state.phases if isinstance(key, tuple) and key[1] == event.optimizer]
+        facts["phase"] = phases[0] if len(phases) == 1 else None
+        return spent
+    facts["phase"] = _phase(state, event)
+    before = get(state.stepped_by, event.optimizer)
+    facts["scaler_replaced"] = before is not None and before != event.scaler and _same_site(state, before, event.scaler)
+    spent = replace(spent, stepped_by=put(spent.stepped_by, event.optimizer, event.scaler))
+    return _checked(spent, event, "stepped")
+
+
+def _same_site(state: State, one: Id, two: Id | None) -> bool:
+    left, right = get(state.scalers, one), get(state.scalers, two)
+    return left is not None and right is not None and left.site is not None and left.site == right.site
+
+
+def _update(state: State, event: Event, facts: dict[str, object]) -> State:
+    scaler = get(state.scalers, event.scaler) or Scaler()
+    facts["round"] = scaler.round
+    pending = any(held.value == "scaled" and not held.consumed for _, held in state.owners)
+    facts["pending"] = pending
+    phases = tuple((key, "ready" if _of(key, event.scaler) else value) for key, value in state.phases)
+    owners = tuple(
+        (name, replace(held, rescaled=True) if held.value == "scaled" and not held.consumed else held)
+        for name, held in state.owners
+    )
+    scalers = put(state.scalers, event.scaler, replace(scaler, round="open"))
+    return replace(state, phases=phases, owners=owners, scalers=scalers)
+
+
+def _of(key: Id, scaler: Id | None) -> bool:
+    return isinstance(key, tuple) and key[0] == scaler
+
+
+def _zero_grad(state: State, event: Event, facts: dict[str, object]) -> State:
+    owners, assumed = concerned(state, event)
+    facts.update(describe(state, owners, assumed))
+    if assumed and len(owners) > 1:
+        # Whose gradients went is unknown, so nothing may be concluded from what is left.
+        return _change(state, owners, lambda held: Gradients("unknown", assumed=True))
+
+    def clear(held: Gradients) -> Gradients:
+        unspent = held.value not in ("none", "unknown") and not held.consumed
+        return Gradients(cleared=held.cleared or unspent, assumed=held.assumed and unspent)
+
+    return _change(state, owners, clear)
+
+
+def _touch(state: State, event: Event, facts: dict[str, object]) -> State:
+    owners, assumed = concerned(state, event)
+    facts.update(describe(state, owners, assumed))
+    return state
+
+
+def _weight_write(state: State, event: Event, facts: dict[str, object]) -> State:
+    return _weights_changed(state, event.owners, "write")
+
+
+def _weights_changed(state: State, owners: Iterable[Id] | None, how: str) -> State:
+    if not state.regions or not state.regions[0].filled:
+        return state
+    outermost = state.regions[0]
+    if owners is None or frozenset(owners) & (outermost.filled | {ANYONE}) or ANYONE in outermost.filled:
+        return replace(state, regions=(replace(outermost, stale=how), *state.regions[1:]))
+    return state
+
+
+def _save(state: State, event: Event, facts: dict[str, object]) -> State:
+    facts.update({f"holds.{item}": item in event.contents for item in ("model", "optimizer", "scaler")})
+    return state
+
+
+def _iteration_end(state: State, event: Event, facts: dict[str, object]) -> State:
+    dirty = {value for _, value in state.phases} & {"unscaled", "stepped"}
+    facts["dirty"] = sorted(dirty)[0] if dirty else "no"
+    return replace(state, owners=tuple((name, replace(held, cleared=False)) for name, held in state.owners))
+
+
+_HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
+    Kind.SCALER_NEW: _scaler_new,
+    Kind.OPTIMIZER_NEW: _optimizer_new,
+    Kind.REGION_ENTER: _region_enter,
+    Kind.REGION_EXIT: _region_exit,
+    Kind.FORWARD: _forward,
+    Kind.BACKWARD: _backward,
+    Kind.UNSCALE: _unscale,
+    Kind.CLIP: _touch,
+    Kind.GRAD_READ: _touch,
+    Kind.GRAD_WRITE: _touch,
+    Kind.STEP: _step,
+    Kind.UPDATE: _update,
+    Kind.ZERO_GRAD: _zero_grad,
+    Kind.WEIGHT_WRITE: _weight_write,
+    Kind.SAVE: _save,
+    Kind.ITERATION_END: _iteration_end,
+    Kind.PROGRAM_END: _iteration_end,
+}

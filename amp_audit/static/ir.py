@@ -1,0 +1,382 @@
+"""What lowering leaves of a module: small picklable trees that the rest of the static half reads.
+
+Every node has ``at``, its ordinal in the module (in order of lowering). Positions are not kept: they are computed from
+the source for the ordinals that findings need (``lowering.positions``), because computing them costs several times
+the parse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A literal: str, bytes, int, float, complex, bool, None or Ellipsis. Adjacent strings are joined."""
+
+    at: int
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    at: int
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    at: int
+    base: Expr
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """``value``, ``keyword=value``, ``*value`` or ``**value`` (``star`` is "", "*" or "**")."""
+
+    value: Expr
+    keyword: str | None = None
+    star: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    at: int
+    func: Expr
+    args: tuple[Arg, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscript:
+    at: int
+    base: Expr
+    index: Expr  # several indices are a Sequence of kind "tuple"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    at: int
+    lower: Expr | None
+    upper: Expr | None
+    step: Expr | None
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    at: int
+    op: str  # as written: + - * / // % ** @ & | ^ << >>
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    at: int
+    op: str  # - + ~ not
+    operand: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    at: int
+    left: Expr
+    rest: tuple[tuple[str, Expr], ...]  # (operator as written, "is not" and "not in" included; right side)
+
+
+@dataclass(frozen=True, slots=True)
+class BoolOp:
+    at: int
+    op: str  # and | or
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class IfExp:
+    at: int
+    test: Expr
+    body: Expr
+    orelse: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """A tuple, list or set display. Starred items are ``Starred``."""
+
+    at: int
+    kind: str  # tuple | list | set
+    items: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A dict display; a key of None is ``**value``."""
+
+    at: int
+    items: tuple[tuple[Expr | None, Expr], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Starred:
+    at: int
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Lambda:
+    at: int
+    function: Function
+
+
+@dataclass(frozen=True, slots=True)
+class Comprehension:
+    """``kind``: list | set | dict | generator. For a dict ``element`` is the value and ``key`` the key."""
+
+    at: int
+    kind: str
+    element: Expr
+    key: Expr | None
+    loops: tuple[tuple[Expr, Expr, tuple[Expr, ...]], ...]  # (target, iterable, conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """An f-string; ``parts`` are its expressions."""
+
+    at: int
+    parts: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    at: int
+    value: Expr | None
+    delegate: bool = False  # yield from
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    at: int
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Walrus:
+    at: int
+    target: Expr
+    value: Expr
+
+
+Expr = Union[
+    Const, Name, Attr, Call, Subscript, Slice, Binary, Unary, Compare, BoolOp, IfExp, Sequence, Mapping, Starred,
+    Lambda, Comprehension, Text, Yield, Await, Walrus,
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """An expression statement."""
+
+    at: int
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """``a = b = value`` (two targets); an annotated assignment with a value is one too."""
+
+    at: int
+    targets: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """An annotation without a value (dataclass fields): ``name: annotation``."""
+
+    at: int
+    target: Expr
+    annotation: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Augment:
+    at: int
+    target: Expr
+    op: str  # + - * ... without the "="
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    at: int
+    value: Expr | None
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    at: int
+    value: Expr | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    at: int
+    targets: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assert:
+    at: int
+    test: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """``global`` or ``nonlocal``."""
+
+    at: int
+    kind: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """``bindings``: (local name, absolute or relative dotted target). A relative target keeps its leading dots.
+
+    ``import a.b`` binds ("a", "a"); ``import a.b as c`` binds ("c", "a.b"); ``from a import b as c`` binds
+    ("c", "a.b"); ``from .a import b`` binds ("b", ".a.b"); ``from a import *`` binds ("*", "a"). ``import a.b`` also
+    loads module ``a.b``: ``loads`` lists the dotted modules that the statement may load.
+    """
+
+    at: int
+    bindings: tuple[tuple[str, str], ...]
+    loads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    at: int
+    test: Expr
+    body: tuple[Stmt, ...]
+    orelse: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    at: int
+    target: Expr
+    iterable: Expr
+    body: tuple[Stmt, ...]
+    orelse: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class While:
+    at: int
+    test: Expr
+    body: tuple[Stmt, ...]
+    orelse: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class With:
+    """``at`` is the statement; each context expression has its own ordinal."""
+
+    at: int
+    items: tuple[tuple[Expr, Expr | None], ...]  # (context, target after "as")
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    at: int
+    type: Expr | None
+    name: str | None
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    at: int
+    body: tuple[Stmt, ...]
+    handlers: tuple[Handler, ...]
+    orelse: tuple[Stmt, ...]
+    final: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """``cases``: (names bound by the pattern, pattern as an expression where it is a plain value, guard, body)."""
+
+    at: int
+    subject: Expr
+    cases: tuple[tuple[tuple[str, ...], Expr | None, Expr | None, tuple[Stmt, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """``kind``: positional | keyword (keyword-only) | args (``*args``) | kwargs (``**kwargs``)."""
+
+    name: str
+    kind: str
+    default: Expr | None = None
+    annotation: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """``words``: every identifier and attribute name in the body, nested definitions included."""
+
+    at: int
+    name: str
+    qualname: str  # Trainer.fit, outer.<locals>.inner, <lambda>
+    params: tuple[Param, ...]
+    body: tuple[Stmt, ...]
+    decorators: tuple[Expr, ...] = ()
+    is_async: bool = False
+    is_generator: bool = False
+    words: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    at: int
+    name: str
+    qualname: str
+    bases: tuple[Arg, ...]
+    body: tuple[Stmt, ...]
+    decorators: tuple[Expr, ...] = ()
+    words: frozenset[str] = frozenset()
+
+
+Stmt = Union[
+    Evaluate, Assign, Declare, Augment, Return, Raise, Delete, Assert, Break, Continue, Pass, Scope, Import, If, For,
+    While, With, Try, Match, Function, Class,
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One lowered module. ``path`` is as given to lowering; ``words`` as of Function, for the whole module."""
+
+    path: str
+    body: tuple[Stmt, ...]
+    words: frozenset[str] = frozenset()
