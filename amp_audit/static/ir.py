@@ -8,7 +8,7 @@ the parse.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +169,28 @@ class Walrus:
     value: Expr
 
 
-Expr = Union[
-    Const, Name, Attr, Call, Subscript, Slice, Binary, Unary, Compare, BoolOp, IfExp, Sequence, Mapping, Starred,
-    Lambda, Comprehension, Text, Yield, Await, Walrus,
-]  # fmt: skip
+Expr: TypeAlias = (
+    Const
+    | Name
+    | Attr
+    | Call
+    | Subscript
+    | Slice
+    | Binary
+    | Unary
+    | Compare
+    | BoolOp
+    | IfExp
+    | Sequence
+    | Mapping
+    | Starred
+    | Lambda
+    | Comprehension
+    | Text
+    | Yield
+    | Await
+    | Walrus
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,10 +385,29 @@ class Class:
     words: frozenset[str] = frozenset()
 
 
-Stmt = Union[
-    Evaluate, Assign, Declare, Augment, Return, Raise, Delete, Assert, Break, Continue, Pass, Scope, Import, If, For,
-    While, With, Try, Match, Function, Class,
-]  # fmt: skip
+Stmt: TypeAlias = (
+    Evaluate
+    | Assign
+    | Declare
+    | Augment
+    | Return
+    | Raise
+    | Delete
+    | Assert
+    | Break
+    | Continue
+    | Pass
+    | Scope
+    | Import
+    | If
+    | For
+    | While
+    | With
+    | Try
+    | Match
+    | Function
+    | Class
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,224 @@
+"""The records of a trace: what the runtime half writes and everything else reads. Imports neither torch nor libcst.
+
+A trace is a folder with one append-only ``rank-N.jsonl`` per process: a ``Header``, one ``StepRecord`` per optimizer
+step, an ``End``. All is strict JSON; a torn last line is ignored by the reader. Counts are stored, never shares.
+dtypes are torch's short names ("float16"); paths are absolute; lines count from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+VERSION = 1
+
+PHASES = ("forward", "recompute", "backward", "optimizer", "other")
+
+
+@dataclass(slots=True)
+class Place:
+    """Where in the program: the innermost line outside torch; ``user_*`` is the innermost line outside site-packages.
+
+    For a backward op both are those of the forward op that caused it. ``column`` / ``end_column`` count from 1 (code
+    points, end exclusive) where Python gives them. ``module`` is the dotted path below the outermost module
+    ("encoder.layers.0.fc1"), "" at the root, None outside of any module.
+    """
+
+    path: str | None = None
+    line: int | None = None
+    column: int | None = None
+    end_column: int | None = None
+    function: str | None = None
+    module: str | None = None
+    user_path: str | None = None
+    user_line: int | None = None
+
+
+@dataclass(slots=True)
+class OpRow:
+    """Calls of one op that agree in phase, dtypes, module, line and autocast dtype. ``elements``, ``bytes``: outputs.
+
+    ``autocast`` is the low-precision dtype of the region in force on the op's device, or None when autocast is off.
+    ``flops`` counts multiply-adds twice, for matmul and convolution ops only, else None.
+    """
+
+    phase: str
+    op: str
+    inputs: tuple[str, ...]
+    output: str | None
+    place: Place
+    autocast: str | None
+    calls: int = 0
+    elements: int = 0
+    bytes: int = 0
+    flops: int | None = None
+
+
+@dataclass(slots=True)
+class CastRow:
+    """Casts that agree in phase, dtypes, module and line. The counts of values are None where they were not taken.
+
+    ``nonzero``: source elements that are not zero; ``flushed``: of these, those that are zero after the cast and at
+    or below the flush threshold of the target; ``subnormal``: results with 0 < \\|x\\| < finfo.tiny; ``zero``: source
+    elements that were zero already; ``overflowed``: finite source elements that became inf.
+    """
+
+    phase: str
+    source: str
+    target: str
+    place: Place
+    calls: int = 0
+    elements: int = 0
+    bytes: int = 0
+    nonzero: int | None = None
+    flushed: int | None = None
+    subnormal: int | None = None
+    zero: int | None = None
+    overflowed: int | None = None
+
+
+@dataclass(slots=True)
+class EventRow:
+    """One protocol event (``amp_audit.events``) with its place; ids are small integers, unique within the process.
+
+    ``names`` are what a person would call the owners concerned (parameter or module names), when known.
+    """
+
+    kind: str
+    place: Place
+    scaler: int | None = None
+    optimizer: int | None = None
+    owners: tuple[int, ...] | None = ()
+    via: str | None = None
+    scaled: bool | None = None
+    region: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+    enabled: bool | None = None
+    cache: bool = True
+    contents: tuple[str, ...] = ()
+    site: str | None = None
+    skipped: bool = False
+    names: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Number:
+    """One measured thing of one step. ``name`` says which, ``values`` holds counts and numbers (never NaN or inf).
+
+    underflow         per op, by float32 re-execution: elements, nonzero, flushed, subnormal, zero
+    gradient          per parameter (``subject``): elements, nonzero, flushed, subnormal, zero on its way through
+                      low precision, and the loss scale in force
+    nonfinite         first op whose finite inputs gave inf or NaN: inf, nan, elements, input_max
+    lost_updates      per parameter: elements, updates (nonzero update), lost (of these, weight unchanged)
+    scale             per scaler (``subject``): before, after, skipped (0 or 1)
+    loss              value, when it was finite
+    """
+
+    name: str
+    place: Place | None = None
+    subject: str | None = None
+    op: str | None = None
+    phase: str | None = None
+    dtype: str | None = None
+    values: Mapping[str, float | int | None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Header:
+    schema: int
+    amp_audit: str
+    torch: str
+    python: str
+    device: str
+    policy: str  # whose autocast lists were in force: cpu, cuda, ...
+    rank: int
+    world_size: int
+    argv: tuple[str, ...]
+    cwd: str
+    sample: str
+    steps: int | None
+    started: str
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step. ``recorded``: whether op records were taken; events are there on every step."""
+
+    step: int
+    recorded: bool
+    deep: bool = False
+    seconds: float | None = None
+    ops: list[OpRow] = field(default_factory=list)
+    casts: list[CastRow] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
+    numbers: list[Number] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class End:
+    """``reason``: finished | stopped | failed | interrupted | killed; ``lines``: reached lines of watched code."""
+
+    reason: str
+    program_exit: int | None
+    steps: int
+    notes: list[str] = field(default_factory=list)
+    lines: Mapping[str, list[int]] = field(default_factory=dict)
+    unobserved: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Trace:
+    """All that one process left behind. ``end`` is None when it was killed."""
+
+    header: Header
+    steps: list[StepRecord]
+    end: End | None = None
+    torn: bool = False
+
+
+Record = Header | StepRecord | End
+_TYPES: dict[str, type[Any]] = {"header": Header, "step": StepRecord, "end": End}
+_ROWS: dict[str, type[Any]] = {"ops": OpRow, "casts": CastRow, "events": EventRow, "numbers": Number}
+R = TypeVar("R")
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """A record as JSON-ready data, empty fields left out."""
+    kind = next(name for name, cls in _TYPES.items() if isinstance(record, cls))
+    return {"type": kind, **_lean(asdict(record))}
+
+
+def from_json(data: Mapping[str, Any]) -> Record:
+    """The record of ``to_json``. Raises ``KeyError`` or ``TypeError`` for anything else; unknown fields are ignored."""
+    kind = _TYPES[data["type"]]
+    record: Record = _build(kind, data)
+    if isinstance(record, StepRecord):
+        for name, cls in _ROWS.items():
+            setattr(record, name, [_row(cls, item) for item in data.get(name, ())])
+    return record
+
+
+def _row(cls: type[R], data: Mapping[str, Any]) -> R:
+    place = data.get("place")
+    default = None if cls is Number else Place()
+    return _build(cls, {**data, "place": _build(Place, place) if place else default})
+
+
+def _build(cls: type[R], data: Mapping[str, Any]) -> R:
+    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    return cls(**{key: tuple(v) if key in _TUPLES and v is not None else v for key, v in data.items() if key in known})
+
+
+_TUPLES = frozenset({"inputs", "owners", "contents", "names", "argv"})
+
+
+def _lean(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lean(item) for key, item in value.items() if item is not None and item != [] and item != {}}
+    if isinstance(value, (list, tuple)):
+        return [_lean(item) for item in value]
+    return value
