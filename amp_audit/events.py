@@ -30,6 +30,7 @@ class Kind(str, enum.Enum):
     ZERO_GRAD = "zero_grad"
     SCHEDULER_STEP = "scheduler_step"
     WEIGHT_WRITE = "weight_write"
+    CACHE_CLEAR = "cache_clear"
     CAST = "cast"
     SAVE = "save"
     LOAD = "load"
@@ -56,6 +57,7 @@ class Event:
     ``contents`` are the kinds of state a save or load holds: model, optimizer, scaler.
     ``site`` is where a scaler was built, the same for every scaler that one constructor call makes.
     ``skipped`` says of a step through a scaler that an inf was found (only a run knows).
+    ``given`` says of an update that the caller set the new scale, which needs no inf checks.
     """
 
     kind: Kind
@@ -72,3 +74,4 @@ class Event:
     contents: frozenset[str] = frozenset()
     site: Id | None = None
     skipped: bool = False
+    given: bool = False

@@ -69,6 +69,7 @@ PHRASES = {
     "update": "scaler.update",
     "zero_grad": "gradients are cleared",
     "weight_write": "weights are written",
+    "cache_clear": "the cached low-precision weights are dropped",
     "save": "a checkpoint is written",
     "iteration_end": "the iteration ends here",
 }
@@ -105,7 +106,7 @@ class Watch(Generic[P]):
 
 
 def _hazard(rule: Rule, detector: Detector, trail: Trail[P], facts: Facts, state: State) -> Hazard[P] | None:
-    spot = _spot(detector, trail)
+    spot = _spot(detector, trail, state)
     if spot is None:
         return None
     event = trail.event
@@ -118,13 +119,19 @@ def _hazard(rule: Rule, detector: Detector, trail: Trail[P], facts: Facts, state
     return Hazard(rule, detector, spot.place, _steps(trail, spot), facts, frozenset(about), bool(facts.get("assumed")))
 
 
-def _spot(detector: Detector, trail: Trail[P]) -> Trail[P] | None:
-    """The event where the finding stands: this one, or the latest of the kind that ``at`` names."""
+def _spot(detector: Detector, trail: Trail[P], state: State) -> Trail[P] | None:
+    """The event where the finding stands: this one, or the latest of the kind that ``at`` names.
+
+    A region is the outermost one in force, for it is this one that keeps the cached weights.
+    """
     if detector.at is None or detector.at in words(trail.event):
         return trail
     wanted = trail.event
+    outermost = state.regions[0].id if state.regions else None
     for step in trail.back():
         same = wanted.scaler is None or step.event.scaler in (None, wanted.scaler)
+        if step.event.kind is Kind.REGION_ENTER and outermost is not None:
+            same = step.event.region == outermost
         if same and detector.at in words(step.event):
             return step
     return None

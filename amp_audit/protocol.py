@@ -220,8 +220,14 @@ def _optimizer_new(state: State, event: Event, facts: dict[str, object]) -> Stat
 def _region_enter(state: State, event: Event, facts: dict[str, object]) -> State:
     outer = region_dtype(state)
     entered = Region(event.region, event.device, event.dtype, event.enabled, event.cache)
+    around = live_region(state)
+    same_device = around is not None and (None in (around.device, event.device) or around.device == event.device)
     facts["dtype_conflict"] = (
-        event.enabled is True and event.cache and {outer, event.dtype} <= LOW_PRECISION and outer != event.dtype
+        event.enabled is True
+        and event.cache
+        and same_device
+        and {outer, event.dtype} <= LOW_PRECISION
+        and outer != event.dtype
     )
     return replace(state, regions=(*state.regions, entered))
 
@@ -252,8 +258,10 @@ def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
     def accumulate(held: Gradients) -> Gradients:
         value = _added(held, event.scaled)
         merged = dtype if held.value in ("none", "unknown") or held.consumed or held.dtype == dtype else None
-        kept = held.assumed and held.value != "none" and not held.consumed
-        return Gradients(value, assumed=assumed or kept, dtype=merged)
+        unspent = held.value != "none" and not held.consumed
+        return Gradients(
+            value, rescaled=held.rescaled and unspent, assumed=assumed or (held.assumed and unspent), dtype=merged
+        )
 
     return _change(state, owners, accumulate)
 
@@ -276,36 +284,45 @@ def _phase(state: State, event: Event) -> str:
     return "ready" if scaler is not None and scaler.round != "unknown" else "unknown"
 
 
-def _checked(state: State, event: Event, phase: str) -> State:
+def _checked(state: State, event: Event, phase: str, facts: Facts) -> State:
+    """The (scaler, optimizer) in its new phase. An optimizer without any gradients leaves no inf check behind."""
     scaler = get(state.scalers, event.scaler) or Scaler()
-    return replace(
-        state,
-        phases=put(state.phases, (event.scaler, event.optimizer), phase),
-        scalers=put(state.scalers, event.scaler, replace(scaler, round="checked")),
-    )
+    if facts["gradients"] != "none":
+        scaler = replace(scaler, round="checked")
+    phases = put(state.phases, (event.scaler, event.optimizer), phase)
+    return replace(state, phases=phases, scalers=put(state.scalers, event.scaler, scaler))
 
 
 def _unscale(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed), phase=_phase(state, event))
-    done = _change(state, owners, lambda held: replace(held, value="unscaled", rescaled=False))
-    return _checked(done, event, "unscaled")
+    if facts["phase"] in ("unscaled", "stepped"):
+        return state  # torch raises before it touches anything
+    done = _change(state, owners, _divide)
+    return _checked(done, event, "unscaled", facts)
+
+
+def _divide(held: Gradients) -> Gradients:
+    return held if held.value == "none" else replace(held, value="unscaled", rescaled=False)
 
 
 def _step(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed))
+    if event.via is Via.SCALER:
+        facts["phase"] = _phase(state, event)
+        if facts["phase"] == "stepped":
+            return state  # torch raises before it touches anything
     state = _weights_changed(state, owners if not assumed else None, "step")
     spent = _change(state, owners, lambda held: replace(held, consumed=True, cleared=False, rescaled=False))
     if event.via is not Via.SCALER:
         phases = [value for key, value in state.phases if isinstance(key, tuple) and key[1] == event.optimizer]
         facts["phase"] = phases[0] if len(phases) == 1 else None
         return spent
-    facts["phase"] = _phase(state, event)
     before = get(state.stepped_by, event.optimizer)
     facts["scaler_replaced"] = before is not None and before != event.scaler and _same_site(state, before, event.scaler)
     spent = replace(spent, stepped_by=put(spent.stepped_by, event.optimizer, event.scaler))
-    return _checked(spent, event, "stepped")
+    return _checked(spent, event, "stepped", facts)
 
 
 def _same_site(state: State, one: Id, two: Id | None) -> bool:
@@ -316,6 +333,7 @@ def _same_site(state: State, one: Id, two: Id | None) -> bool:
 def _update(state: State, event: Event, facts: dict[str, object]) -> State:
     scaler = get(state.scalers, event.scaler) or Scaler()
     facts["round"] = scaler.round
+    facts["given"] = event.given
     pending = any(held.value == "scaled" and not held.consumed for _, held in state.owners)
     facts["pending"] = pending
     phases = tuple((key, "ready" if _of(key, event.scaler) else value) for key, value in state.phases)
@@ -349,6 +367,18 @@ def _touch(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed))
     return state
+
+
+def _grad_write(state: State, event: Event, facts: dict[str, object]) -> State:
+    """A write by hand may have divided by the scale, or put gradients where there were none."""
+    owners, assumed = concerned(state, event)
+    facts.update(describe(state, owners, assumed))
+    plain = ("plain", "unscaled")
+    return _change(state, owners, lambda held: held if held.value in plain else replace(held, value="unknown"))
+
+
+def _cache_clear(state: State, event: Event, facts: dict[str, object]) -> State:
+    return replace(state, regions=tuple(replace(region, filled=frozenset(), stale=None) for region in state.regions))
 
 
 def _weight_write(state: State, event: Event, facts: dict[str, object]) -> State:
@@ -385,11 +415,12 @@ _HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
     Kind.UNSCALE: _unscale,
     Kind.CLIP: _touch,
     Kind.GRAD_READ: _touch,
-    Kind.GRAD_WRITE: _touch,
+    Kind.GRAD_WRITE: _grad_write,
     Kind.STEP: _step,
     Kind.UPDATE: _update,
     Kind.ZERO_GRAD: _zero_grad,
     Kind.WEIGHT_WRITE: _weight_write,
+    Kind.CACHE_CLEAR: _cache_clear,
     Kind.SAVE: _save,
     Kind.ITERATION_END: _iteration_end,
     Kind.PROGRAM_END: _iteration_end,

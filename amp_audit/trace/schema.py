@@ -100,6 +100,7 @@ class EventRow:
     contents: tuple[str, ...] = ()
     site: str | None = None
     skipped: bool = False
+    given: bool = False
     names: tuple[str, ...] = ()
 
 
@@ -113,6 +114,7 @@ class Number:
     nonfinite         first op whose finite inputs gave inf or NaN: inf, nan, elements, input_max
     lost_updates      per parameter: elements, updates (nonzero update), lost (of these, weight unchanged)
     scale             per scaler (``subject``): before, after, skipped (0 or 1)
+    clip              per call: norm as seen by the call, max_norm, and the loss scale in force
     loss              value, when it was finite
     """
 
