@@ -10,6 +10,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from amp_audit.trace.schema import EventRow, Number, Place
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -60,3 +62,42 @@ class Observer(Part, Protocol):
 
     def cast_counts(self) -> Mapping[CastKey, CastCounts]:
         """After ``step_end``: the value counts of the casts seen in this step."""
+
+
+class Places(Protocol):
+    """Where things happen (``place.py``)."""
+
+    def place(self, site: int) -> Place:
+        """The place of a site that the tracer handed out."""
+
+    def here(self) -> Place:
+        """The calling thread's innermost line outside torch and outside amp_audit; columns where Python gives them."""
+
+
+class Host(Protocol):
+    """What ``signals``, ``numerics`` and ``weights`` ask of the session.
+
+    Beside its ``Part`` calls, ``Signals.settle()`` is called at the end of *every* step, before the step is written:
+    only then does it read what was queued on the device, completing events handed over earlier. On recorded steps
+    ``Weights`` is a ``Part``; it finds optimizers through torch's own global step hooks.
+    """
+
+    places: Places
+
+    def event(self, row: EventRow) -> None:
+        """Add a protocol event to the step in progress. Its ``skipped`` may still be filled in until ``settle``."""
+
+    def number(self, number: Number) -> None:
+        """Add a measured number to the step in progress."""
+
+    def note(self, text: str) -> None:
+        """Say once what could not be seen."""
+
+    def unobserved(self, what: str, count: int = 1) -> None:
+        """Count what was not measured (``End.unobserved``)."""
+
+    def optimizer_step(self, optimizer: Any) -> None:
+        """Tell the clock that an optimizer stepped or was skipped, before it changes anything in this step."""
+
+    def optimizer_stepped(self, optimizer: Any, *, skipped: bool) -> None:
+        """Tell the clock that it is over; here a step may end."""
