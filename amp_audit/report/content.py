@@ -1,0 +1,81 @@
+"""``Report``: all that there is to say, before anyone decides how to show it. Every renderer starts here."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from amp_audit.model import Coverage, Finding, Severity, Verdict
+from amp_audit.report.summary import Summary
+from amp_audit.rulebook import Rulebook
+
+UNREADABLE = "AMP001"
+
+
+class Exit(enum.IntEnum):
+    """What amp-audit's own exit code says (docs/contracts: Exit codes)."""
+
+    CLEAN = 0
+    FINDINGS = 1
+    UNABLE = 2
+    PROGRAM_FAILED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found, and what that covers.
+
+    ``findings`` are at or above the confidence asked for, worst first; ``hidden`` counts those below it. ``command``
+    is ``"audit"``, ``"check"`` or ``"report"``; ``target`` is what was looked at, in the user's words. Paths below
+    ``root`` are shown relative to it. ``summary`` is None when nothing was run. ``problem`` is the sentence that says
+    why the job could not be done, if so.
+    """
+
+    command: str
+    target: str
+    findings: tuple[Finding, ...]
+    coverage: Coverage
+    book: Rulebook
+    root: Path
+    fail_on: Severity
+    hidden: int = 0
+    summary: Summary | None = None
+    trace_folder: str | None = None
+    problem: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def exit_code(self) -> Exit:
+        """2 before 3 before 1 before 0."""
+        if self.problem or self.coverage.files_failed or any(f.rule == UNREADABLE for f in self.findings):
+            return Exit.UNABLE
+        if self.program_failed:
+            return Exit.PROGRAM_FAILED
+        return Exit.FINDINGS if any(f.severity >= self.fail_on for f in self.findings) else Exit.CLEAN
+
+    @property
+    def program_failed(self) -> bool:
+        """Whether the audited program failed or was killed; being stopped after its steps is no failure."""
+        run = self.summary
+        if run is None or self.command == "report":
+            return False
+        return run.reason in ("failed", "killed", "interrupted") or run.program_exit not in (0, None)
+
+    def counts(self) -> dict[Severity, int]:
+        """How many findings there are of each severity, zeros included, worst first."""
+        found = Counter(finding.severity for finding in self.findings)
+        return {severity: found[severity] for severity in sorted(Severity, reverse=True)}
+
+    def confirmed(self) -> int:
+        return sum(finding.verdict is Verdict.CONFIRMED for finding in self.findings)
+
+
+def shown_path(path: str, root: Path) -> str:
+    """``path`` relative to ``root`` when it lies below, else absolute."""
+    full = Path(path) if Path(path).is_absolute() else root / path
+    try:
+        return full.relative_to(root).as_posix()
+    except ValueError:
+        return str(full)

@@ -1,0 +1,188 @@
+"""Sections of the terminal report that tell of the run: precision map, loss scale, underflow, what was missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from amp_audit.report.content import shown_path
+from amp_audit.report.source import printable
+from amp_audit.report.summary import HotOp, ScalePoint, Summary, Underflow
+from amp_audit.report.words import listed, plural, ranges, scale, scientific, share, size, work
+
+MOST_ROWS = 5
+MOST_CHANGES = 8
+BAR = 24
+
+
+def section(title: str, body: Sequence[RenderableType]) -> RenderableType:
+    """A titled block, indented, with an empty line after it."""
+    return Padding(Group(Text(title, style="bold"), Padding(Group(*body), (0, 0, 0, 2))), (0, 0, 1, 0))
+
+
+def sections(run: Summary, root: Path, verbose: bool) -> Iterator[RenderableType]:
+    """The run's sections in reading order; those with nothing to tell are left out."""
+    limit = 10**6 if verbose else MOST_ROWS
+    yield section("The run", [Text(printable(line)) for line in _story(run)])
+    if run.work or run.casts or run.float32:
+        yield section("Precision", list(_precision(run, root, limit)))
+    if run.scales:
+        yield section("Loss scale", list(_scales(run)))
+    if run.underflow:
+        yield section("Gradients lost to low precision", list(_underflow(run.underflow, limit)))
+
+
+def _story(run: Summary) -> Iterator[str]:
+    head = run.header
+    program = " ".join(head.argv) or "the program"
+    if not run.observed:
+        yield f"{program}: no optimizer step was seen, so nothing is known of its numbers"
+    else:
+        ended = {
+            "stopped": f"stopped by amp-audit after {plural(run.steps, 'step')}",
+            "finished": f"ran to its end, {plural(run.steps, 'step')}",
+            "failed": f"failed after {plural(run.steps, 'step')}",
+            "interrupted": f"interrupted after {plural(run.steps, 'step')}",
+            "killed": f"was killed after {plural(run.steps, 'recorded step')}",
+        }
+        yield f"{program}: {ended.get(run.reason, run.reason)}"
+    if run.program_exit not in (0, None):
+        yield f"the program's exit code was {run.program_exit}"
+    where = f"torch {head.torch}, Python {head.python}, on {head.device}"
+    regions = f"autocast {listed(run.regions)}" if run.regions else "no op ran under autocast"
+    yield f"{where}; {regions}" if run.observed else where
+    if len(run.ranks) > 1 or head.world_size > 1:
+        yield f"ranks {ranges(run.ranks)} of {head.world_size}"
+
+
+def _precision(run: Summary, root: Path, limit: int) -> Iterator[RenderableType]:
+    total = sum(item.flops for item in run.work)
+    if run.work:
+        yield Text("matmul and convolution work by dtype", style="dim")
+        table = _grid(4)
+        for item in run.work:
+            table.add_row(item.dtype, _bar(item.flops, total), share(item.flops, total), plural(item.calls, "call"))
+        yield table
+    if run.casts:
+        yield Text("casts", style="dim")
+        table = _grid(3)
+        for cast in run.casts[:limit]:
+            table.add_row(f"{cast.source} -> {cast.target}", plural(cast.calls, "call"), size(cast.bytes))
+        yield table
+    if run.float32:
+        yield Text("float32 ops of the forward and backward pass, heaviest first", style="dim")
+        yield _float32(run.float32[:limit], root)
+
+
+def _float32(ops: Sequence[HotOp], root: Path) -> Table:
+    table = _grid(4)
+    for op in ops:
+        place = op.place
+        path, line = place.user_path or place.path, place.user_line or place.line
+        where = f"{shown_path(path, root)}:{line}" if path is not None else (place.module or "")
+        amount = work(op.flops) if op.flops else plural(op.elements, "element")
+        region = "under autocast" if op.autocast else "outside autocast"
+        table.add_row(op.op, amount, f"{op.phase}, {region}", printable(where))
+    return table
+
+
+def _bar(part: int, whole: int) -> Text:
+    filled = round(BAR * part / whole) if whole else 0
+    return Text("#" * filled, style="green").append("." * (BAR - filled), style="dim")
+
+
+def _scales(run: Summary) -> Iterator[RenderableType]:
+    for name, points in sorted((run.scales or {}).items()):
+        title = f"{name}: " if len(run.scales or {}) > 1 else ""
+        yield Text(title + timeline(points))
+        skipped = [point.step for point in points if point.skipped]
+        if skipped:
+            yield Text(
+                f"{title}{len(skipped)} of {plural(len(points), 'step')} skipped "
+                f"(inf or NaN in the gradients): {ranges(skipped)}"
+            )
+        else:
+            yield Text(f"{title}no step skipped in {plural(len(points), 'step')}")
+
+
+def timeline(points: Sequence[ScalePoint]) -> str:
+    """``65536 from step 1, 32768 after step 3``; the middle of a long story is counted."""
+    changes = [f"{scale(points[0].before)} at step {points[0].step}"]
+    changes += [f"{scale(p.after)} after step {p.step}" for p in points if p.after != p.before]
+    if len(changes) > MOST_CHANGES:
+        half = MOST_CHANGES // 2
+        left = len(changes) - 2 * half
+        changes = [*changes[:half], f"({plural(left, 'more change')})", *changes[-half:]]
+    return ", ".join(changes)
+
+
+def _underflow(rows: Sequence[Underflow], limit: int) -> Iterator[RenderableType]:
+    steps = max(row.steps for row in rows)
+    lossy = [row for row in rows if row.flushed or row.subnormal]
+    whole = len(lossy) == 0
+    if whole:
+        elements = sum(row.nonzero for row in rows)
+        yield Text(
+            f"none of {plural(elements, 'nonzero element')} of {plural(len(rows), 'parameter')} "
+            f"became zero or subnormal ({plural(steps, 'deep step')})"
+        )
+        return
+    yield Text("share of nonzero gradient elements, all measured steps together", style="dim")
+    table = _grid(4)
+    table.add_row(*(Text(word, style="dim") for word in ("parameter", "became zero", "subnormal", "loss scale")))
+    for row in lossy[:limit]:
+        table.add_row(
+            printable(row.parameter),
+            scientific(row.share),
+            scientific(row.subnormal / row.nonzero if row.nonzero else 0.0),
+            " to ".join(dict.fromkeys(scale(s) for s in (row.scales[0], row.scales[-1]))) if row.scales else "none",
+        )
+    yield table
+    rest = len(rows) - len(lossy[:limit])
+    if rest:
+        clean = len(rows) - len(lossy)
+        yield Text(f"{plural(rest, 'more parameter')}, {clean} of them without loss", style="dim")
+
+
+def missed(run: Summary) -> Iterator[str]:
+    """What the run could not show, one sentence each."""
+    if run.observed:
+        yield _recorded(run)
+    if run.missing_ranks:
+        yield f"ranks {ranges(run.missing_ranks)} of {run.header.world_size} left no trace"
+    if run.silent_processes:
+        yield f"{plural(run.silent_processes, 'process', 'processes')} took no optimizer step and are left out"
+    if run.reason == "killed":
+        yield "the program was killed: the step in flight is lost, all before it is here"
+    for what, count in run.unobserved:
+        yield f"not observed: {what} ({count:,})"
+    if run.differences:
+        here, there = run.header.policy.upper(), "CUDA"
+        ops = [f"{d.op} ({d.here} here, {d.there} there)" for d in run.differences]
+        yield (
+            f"ran under {here}'s autocast lists; {there}'s differ for {listed(ops)}: what is said of these ops "
+            f"here may not hold on {there}"
+        )
+    yield from run.notes
+
+
+def _recorded(run: Summary) -> str:
+    if not run.recorded:
+        return f"{plural(run.steps, 'step')} watched for events, none recorded op by op"
+    if len(run.recorded) >= run.steps:
+        text = f"{plural(run.steps, 'step')}, every op of each recorded"
+    else:
+        text = f"{plural(run.steps, 'step')}; ops recorded on {len(run.recorded)} of them ({ranges(run.recorded)})"
+    return text + (f"; float32 re-execution on {ranges(run.deep)}" if run.deep else "; no float32 re-execution")
+
+
+def _grid(columns: int) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(columns):
+        table.add_column(overflow="fold")
+    return table

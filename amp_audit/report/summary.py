@@ -1,0 +1,310 @@
+"""Traces -> the numbers a report shows: the precision map, the loss scale, underflow by parameter, what was missed.
+
+Everything is summed over steps and ranks from counts; shares are formed only where they are printed. Imports neither
+torch nor libcst.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from amp_audit import policy
+from amp_audit.trace.schema import CastRow, Header, Number, OpRow, Place, StepRecord, Trace
+
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
+LOW = frozenset({"float16", "bfloat16"})
+HOT_PHASES = frozenset({"forward", "recompute", "backward"})
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Matmul and convolution work done in one dtype. ``flops`` counts a multiply-add twice."""
+
+    dtype: str
+    flops: int
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class CastTotal:
+    """All casts from one dtype to another. ``elements`` and ``bytes`` are those of the results."""
+
+    source: str
+    target: str
+    calls: int
+    elements: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HotOp:
+    """A float32 op of the forward or backward pass at one line. ``autocast``: inside an enabled region."""
+
+    op: str
+    phase: str
+    place: Place
+    autocast: bool
+    calls: int
+    elements: int
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePoint:
+    """The loss scale around the end of one step."""
+
+    step: int
+    before: float
+    after: float
+    skipped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Underflow:
+    """A parameter's gradient on its way through low precision, summed over steps. ``scales``: loss scales in force."""
+
+    parameter: str
+    elements: int
+    nonzero: int
+    flushed: int
+    subnormal: int
+    steps: int
+    scales: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """flushed / nonzero: of the elements that were not zero, those that became zero."""
+        return self.flushed / self.nonzero if self.nonzero else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An op whose autocast treatment on the recorded device differs from another device's: ``here``, ``there``."""
+
+    op: str
+    calls: int
+    here: str
+    there: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run was and did, over all its ranks."""
+
+    header: Header
+    program_exit: int | None
+    reason: str
+    steps: int
+    recorded: tuple[int, ...]
+    deep: tuple[int, ...]
+    ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...]
+    silent_processes: int
+    work: tuple[Work, ...] = ()
+    casts: tuple[CastTotal, ...] = ()
+    float32: tuple[HotOp, ...] = ()
+    scales: Mapping[str, tuple[ScalePoint, ...]] | None = None
+    underflow: tuple[Underflow, ...] = ()
+    regions: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    notes: tuple[str, ...] = ()
+    unobserved: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def observed(self) -> bool:
+        """Whether a training step was seen at all."""
+        return self.steps > 0
+
+
+def summarize(traces: Sequence[Trace]) -> Summary:
+    """One summary of the traces of one run. Raises ValueError without a trace."""
+    if not traces:
+        raise ValueError("no trace to summarize")
+    trained = [trace for trace in traces if trace.steps] or list(traces)
+    first = min(trained, key=lambda trace: trace.header.rank)
+    ranks = tuple(sorted({trace.header.rank for trace in trained}))
+    world = max(trace.header.world_size for trace in traces)
+    rows = [row for trace in trained for step in trace.steps for row in step.ops]
+    casts = [row for trace in trained for step in trace.steps for row in step.casts]
+    return Summary(
+        header=first.header,
+        program_exit=_worst_exit(traces),
+        reason=_reason(traces),
+        steps=max((_steps(trace) for trace in trained), default=0),
+        recorded=tuple(sorted({step.step for trace in trained for step in trace.steps if step.recorded})),
+        deep=tuple(sorted({step.step for trace in trained for step in trace.steps if step.deep})),
+        ranks=ranks,
+        missing_ranks=tuple(rank for rank in range(world) if rank not in ranks),
+        silent_processes=len(traces) - len(trained) if trained[0].steps else 0,
+        work=_work(rows),
+        casts=_casts(casts),
+        float32=_float32(rows),
+        scales=_scales(first.steps),
+        underflow=_underflow(step for trace in trained for step in trace.steps),
+        regions=tuple(sorted({row.autocast for row in rows if row.autocast})),
+        differences=_differences(rows, first.header),
+        notes=_notes(traces),
+        unobserved=_unobserved(traces),
+    )
+
+
+def _steps(trace: Trace) -> int:
+    recorded = trace.steps[-1].step if trace.steps else 0
+    return max(recorded, trace.end.steps if trace.end else 0)
+
+
+def _worst_exit(traces: Iterable[Trace]) -> int | None:
+    """The first exit code that is a failure, else 0; None when no process left one."""
+    codes = [trace.end.program_exit for trace in traces if trace.end is not None]
+    known = [code for code in codes if code is not None]
+    return next((code for code in known if code != 0), known[0] if known else None)
+
+
+_REASONS = ("killed", "failed", "interrupted", "stopped", "finished")
+
+
+def _reason(traces: Iterable[Trace]) -> str:
+    found = {trace.end.reason if trace.end else "killed" for trace in traces}
+    return next((reason for reason in _REASONS if reason in found), "finished")
+
+
+def _work(rows: Iterable[OpRow]) -> tuple[Work, ...]:
+    flops: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for row in rows:
+        if row.flops is not None:
+            dtype = computed_in(row)
+            flops[dtype] += row.flops
+            calls[dtype] += row.calls
+    return tuple(Work(dtype, flops[dtype], calls[dtype]) for dtype in sorted(flops, key=lambda d: (-flops[d], d)))
+
+
+def computed_in(row: OpRow) -> str:
+    """The dtype an op computed in: that of its first float input, or of its output when it has none."""
+    return next((dtype for dtype in row.inputs if dtype in FLOATS), row.output or "unknown")
+
+
+def _casts(rows: Iterable[CastRow]) -> tuple[CastTotal, ...]:
+    totals: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for row in rows:
+        total = totals[row.source, row.target]
+        total[0] += row.calls
+        total[1] += row.elements
+        total[2] += row.bytes
+    found = [CastTotal(source, target, *total) for (source, target), total in totals.items()]
+    return tuple(sorted(found, key=lambda cast: (-cast.bytes, cast.source, cast.target)))
+
+
+def _float32(rows: Iterable[OpRow]) -> tuple[HotOp, ...]:
+    """Float32 ops of the hot path, the heaviest first: matmuls and convolutions by work, then others by elements."""
+    groups: defaultdict[tuple[str, str, bool, str | None, int | None], list[OpRow]] = defaultdict(list)
+    for row in rows:
+        if row.phase in HOT_PHASES and computed_in(row) == "float32" and row.output == "float32":
+            place = row.place
+            path, line = place.user_path or place.path, place.user_line or place.line
+            groups[row.op, row.phase, row.autocast is not None, path, line].append(row)
+    found = [
+        HotOp(
+            op=key[0],
+            phase=key[1],
+            place=group[0].place,
+            autocast=key[2],
+            calls=sum(row.calls for row in group),
+            elements=sum(row.elements for row in group),
+            flops=sum(row.flops or 0 for row in group),
+        )
+        for key, group in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda op: (-op.flops, -op.elements, op.op)))
+
+
+def _scales(steps: Iterable[StepRecord]) -> Mapping[str, tuple[ScalePoint, ...]]:
+    found: defaultdict[str, list[ScalePoint]] = defaultdict(list)
+    for step in steps:
+        for number in step.numbers:
+            point = _scale_point(step.step, number)
+            if point is not None:
+                found[number.subject or "scaler"].append(point)
+    return {name: tuple(points) for name, points in found.items()}
+
+
+def _scale_point(step: int, number: Number) -> ScalePoint | None:
+    before, after = number.values.get("before"), number.values.get("after")
+    if number.name != "scale" or before is None:
+        return None
+    return ScalePoint(
+        step, float(before), float(before if after is None else after), bool(number.values.get("skipped"))
+    )
+
+
+def _underflow(steps: Iterable[StepRecord]) -> tuple[Underflow, ...]:
+    groups: defaultdict[str, list[Mapping[str, float | int | None]]] = defaultdict(list)
+    for step in steps:
+        for number in step.numbers:
+            if number.name == "gradient" and number.values.get("nonzero") is not None:
+                groups[number.subject or "?"].append(number.values)
+    found = [_one_underflow(name, group) for name, group in groups.items()]
+    return tuple(sorted(found, key=lambda u: (-u.share, -u.subnormal / max(1, u.nonzero), u.parameter)))
+
+
+def _one_underflow(name: str, group: Sequence[Mapping[str, float | int | None]]) -> Underflow:
+    def total(key: str) -> int:
+        return sum(int(values.get(key) or 0) for values in group)
+
+    scales = sorted({float(scale) for values in group if (scale := values.get("scale")) is not None})
+    return Underflow(
+        name, total("elements"), total("nonzero"), total("flushed"), total("subnormal"), len(group), tuple(scales)
+    )
+
+
+_ALIASES = {"nll_loss_forward": "nll_loss", "nll_loss2d_forward": "nll_loss_nd", "convolution": "conv2d"}
+
+
+def surface_name(op: str) -> str:
+    """The name that autocast's lists know an op by: ``aten::_softmax.out`` -> ``softmax``."""
+    name = op.removeprefix("aten::").removeprefix("aten.").partition(".")[0]
+    if name in _ALIASES:
+        return _ALIASES[name]
+    return name.lstrip("_").removeprefix("native_")
+
+
+def _differences(rows: Iterable[OpRow], header: Header, other: str = "cuda") -> tuple[Difference, ...]:
+    """Forward ops under autocast whose dtype ``other``'s lists would make another one."""
+    if header.policy == other:
+        return ()
+    release = header.torch.partition("+")[0]
+    here, there = policy.lists(header.policy, release), policy.lists(other, release)
+    calls: Counter[tuple[str, str, str]] = Counter()
+    for row in rows:
+        ran = row.output
+        if row.phase != "forward" or row.autocast is None or ran not in FLOATS or ran is None:
+            continue
+        name = surface_name(row.op)
+        if here.kind(name) == there.kind(name):
+            continue
+        would = policy.result_dtype(name, row.inputs, row.autocast, other, release)
+        if would is not None and would != ran and {would, ran} & LOW:
+            calls[name, ran, would] += row.calls
+    return tuple(Difference(op, n, ran, would) for (op, ran, would), n in sorted(calls.items(), key=lambda i: -i[1]))
+
+
+def _notes(traces: Iterable[Trace]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_each_note(traces)))
+
+
+def _each_note(traces: Iterable[Trace]) -> Iterator[str]:
+    for trace in traces:
+        for step in trace.steps:
+            yield from step.notes
+        if trace.end is not None:
+            yield from trace.end.notes
+
+
+def _unobserved(traces: Iterable[Trace]) -> tuple[tuple[str, int], ...]:
+    found: Counter[str] = Counter()
+    for trace in traces:
+        if trace.end is not None:
+            found.update(trace.end.unobserved)
+    return tuple(sorted(found.items(), key=lambda item: (-item[1], item[0])))

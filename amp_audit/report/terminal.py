@@ -1,0 +1,255 @@
+"""The report for a person at a terminal: findings, worst first, then what the run was like, then what was missed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from amp_audit.model import Confidence, Evidence, Finding, Location, Severity, Verdict
+from amp_audit.report import run
+from amp_audit.report.content import Report, shown_path
+from amp_audit.report.source import Sources, printable
+from amp_audit.report.words import listed, plural, ranges
+
+STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
+VERDICTS = {
+    Verdict.CONFIRMED: "confirmed by the run",
+    Verdict.RUNTIME: "seen in the run",
+    Verdict.STATIC: "read in the code",
+    Verdict.NOT_REPRODUCED: "not reproduced by the run",
+    Verdict.NOT_EXERCISED: "not exercised by the run",
+    Verdict.NOT_REACHED: "not reached by the run",
+}
+MOST_EVIDENCE = 5
+
+
+def write(report: Report, stream: TextIO, *, verbose: bool = False, quiet: bool = False, color: bool = True) -> None:
+    """Render to ``stream``: in colour only on a terminal that wants it, as wide as the terminal is."""
+    console = Console(
+        file=stream,
+        no_color=not color or None,
+        color_system="auto" if color else None,
+        highlight=False,
+        soft_wrap=False,
+        emoji=False,
+        markup=False,
+    )
+    body = _brief(report) if quiet else _Findings(report, console.width, verbose).render()
+    for item in body:
+        console.print(item, soft_wrap=quiet)
+    if not quiet and report.summary is not None:
+        for section in run.sections(report.summary, report.root, verbose):
+            console.print(section)
+    if not quiet:
+        console.print(_coverage(report))
+    console.print(_verdict(report))
+
+
+def _brief(report: Report) -> Iterator[Text]:
+    """One line a finding."""
+    for finding in report.findings:
+        if finding.severity > Severity.INFO:
+            line = f"{_spot(finding, report)}: {finding.severity.word} {finding.rule} {finding.message}"
+            yield Text(printable(f"{line} [{finding.verdict.value}]"))
+
+
+def _spot(finding: Finding, report: Report) -> str:
+    place = finding.location
+    if place is None:
+        return f"{finding.subject.kind} {finding.subject.name}" if finding.subject is not None else report.target
+    cell = f":cell {place.cell}" if place.cell is not None else ""
+    return f"{shown_path(place.path, report.root)}{cell}:{place.line}:{place.column}"
+
+
+class _Findings:
+    """Renders findings one after the other; why and fix of a rule are told once."""
+
+    def __init__(self, report: Report, width: int, verbose: bool) -> None:
+        self._report = report
+        self._width = width
+        self._verbose = verbose
+        self._sources = Sources(report.root)
+        self._told: set[str] = set()
+
+    def render(self) -> Iterator[RenderableType]:
+        for finding in self._report.findings:
+            if finding.severity > Severity.INFO or self._verbose:
+                yield self._one(finding)
+        if not self._verbose:
+            yield from _info_line(self._report.findings)
+
+    def _one(self, finding: Finding) -> RenderableType:
+        head = Text(finding.severity.word, style=STYLES[finding.severity])
+        head.append(f" {finding.rule} ", style="bold").append(finding.name)
+        head.append(f"  ({self._standing(finding)})", style="dim")
+        where = Text("  --> ", style="blue").append(printable(_spot(finding, self._report)), style="default")
+        parts: list[RenderableType] = [head, where]
+        if finding.location is not None:
+            parts.extend(_code(finding.location, self._sources, self._width))
+        parts.append(self._details(finding))
+        return Padding(Group(*parts), (0, 0, 1, 0))
+
+    def _standing(self, finding: Finding) -> str:
+        words = VERDICTS[finding.verdict]
+        # Without a run there is nothing to tell apart, and high confidence is what a reader expects.
+        parts = [words] if self._report.summary is not None else []
+        if finding.confidence < Confidence.HIGH:
+            parts.append(f"{finding.confidence.word} confidence")
+        return ", ".join(parts) or words
+
+    def _details(self, finding: Finding) -> Table:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="dim", no_wrap=True, width=6)
+        table.add_column(overflow="fold")
+        for label, text in self._rows(finding):
+            table.add_row(label, printable(text))
+        return table
+
+    def _rows(self, finding: Finding) -> Iterator[tuple[str, str]]:
+        yield "  what", finding.message
+        if finding.note:
+            yield "  run", finding.note
+        yield from _labelled("  seen", list(_numbers(finding, self._verbose)))
+        yield from _labelled("  path", list(self._steps(finding)))
+        yield from _labelled("  also", list(self._also(finding)))
+        rule = self._report.book.rules.get(finding.rule)
+        if rule is not None and finding.rule not in self._told:
+            self._told.add(finding.rule)
+            yield "  why", _flowed(rule.why)
+            yield "  fix", rule.fix
+        elif finding.fix is not None:
+            yield "  fix", finding.fix.description
+
+    def _steps(self, finding: Finding) -> Iterator[str]:
+        home = finding.location.path if finding.location is not None else None
+        for item in finding.evidence:
+            if item.kind == "step" and item.line is not None:
+                yield f"{self._place(item.path, item.line, home)}  {item.text}"
+
+    def _also(self, finding: Finding) -> Iterator[str]:
+        home = finding.location.path if finding.location is not None else None
+        steps = {(item.path, item.line) for item in finding.evidence if item.kind == "step"}
+        for item in finding.related:
+            if (item.location.path, item.location.line) not in steps:
+                yield f"{self._place(item.location.path, item.location.line, home)}  {item.message}"
+
+    def _place(self, path: str | None, line: int, home: str | None) -> str:
+        if path is None or path == home:
+            return f"line {line}"
+        return f"{shown_path(path, self._report.root)}:{line}"
+
+
+def _labelled(label: str, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(lines):
+        yield (label if number == 0 else ""), line
+
+
+def _numbers(finding: Finding, verbose: bool) -> Iterator[str]:
+    found = [item for item in finding.evidence if item.kind == "number"]
+    shown = found if verbose else found[:MOST_EVIDENCE]
+    for item in shown:
+        yield item.text + _when(item)
+    if len(found) > len(shown):
+        yield f"and {len(found) - len(shown)} more (--verbose)"
+
+
+def _when(item: Evidence) -> str:
+    parts = []
+    if item.steps:
+        parts.append(f"{'step' if len(item.steps) == 1 else 'steps'} {ranges(item.steps)}")
+    if item.rank is not None:
+        parts.append(f"rank {item.rank}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _flowed(text: str) -> str:
+    """Paragraphs of a rule file without their line breaks."""
+    return "\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def _code(place: Location, sources: Sources, width: int) -> Iterator[Text]:
+    """The code line and carets under its span, cut to ``width`` around the span."""
+    line = sources.line(place)
+    if line is None:
+        return
+    start = place.column - 1
+    multi = place.end_line not in (None, place.line)
+    end = len(line.rstrip()) if multi or place.end_column is None else place.end_column - 1
+    margin = f"{place.line:>5} | "
+    before, marked, after = (printable(part) for part in (line[:start], line[start:end], line[end:]))
+    indent = len(before) - len(before.lstrip())
+    before = before[max(0, indent - 4) :]
+    room = max(20, width - len(margin) - 1)
+    before = _last_cells(before, max(0, room - cell_len(marked)))
+    code = Text(margin, style="blue", no_wrap=True, overflow="ellipsis")
+    code.append(before, style="default").append(marked, style="bold default").append(after, style="default")
+    yield code
+    carets = max(1, min(cell_len(marked), room - cell_len(before)))
+    under = Text(" " * (len(margin) - 2) + "| ", style="blue", no_wrap=True, overflow="crop")
+    yield under.append(" " * cell_len(before)).append("^" * carets, style="bold red")
+
+
+def _last_cells(text: str, room: int) -> str:
+    while cell_len(text) > room:
+        text = text[1:]
+    return text
+
+
+def _info_line(findings: Sequence[Finding]) -> Iterator[Text]:
+    counts = Counter(f"{f.rule} {f.name}" for f in findings if f.severity is Severity.INFO)
+    if counts:
+        words = [name if n == 1 else f"{name} ({n})" for name, n in sorted(counts.items())]
+        total = plural(sum(counts.values()), "note")
+        yield Text(f"{total} not shown (--verbose): {listed(words)}\n", style="dim")
+
+
+def _coverage(report: Report) -> RenderableType:
+    coverage = report.coverage
+    lines = [_files(report)]
+    if report.summary is not None:
+        lines.extend(run.missed(report.summary))
+    lines.extend((*coverage.notes, *report.notes))
+    if report.hidden:
+        lines.append(f"{plural(report.hidden, 'finding')} below the confidence asked for (--min-confidence low)")
+    return run.section("What this covers", [Text("- " + printable(line)) for line in lines if line])
+
+
+def _files(report: Report) -> str:
+    coverage = report.coverage
+    if not (coverage.files_checked or coverage.files_skipped or coverage.files_failed):
+        return ""
+    text = f"{plural(coverage.files_checked, 'file')} read"
+    if coverage.files_skipped:
+        text += f", {coverage.files_skipped} without a word of mixed precision skipped"
+    if coverage.files_failed:
+        text += f", {coverage.files_failed} could not be read or parsed"
+    return text
+
+
+def _verdict(report: Report) -> Text:
+    counts = {severity: n for severity, n in report.counts().items() if n}
+    if report.problem:
+        return Text(printable(report.problem), style="bold red")
+    if not counts:
+        return Text(_clean(report), style="bold green")
+    names = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+    text = ", ".join(plural(n, names[severity]) for severity, n in counts.items())
+    confirmed = report.confirmed()
+    if report.summary is not None and report.summary.observed:
+        text += f"; {confirmed} confirmed by the run"
+    return Text(text, style=STYLES[max(counts)])
+
+
+def _clean(report: Report) -> str:
+    seen = plural(report.coverage.files_checked + report.coverage.files_skipped, "file")
+    if report.summary is not None and report.summary.observed:
+        steps = plural(report.summary.steps, "step")
+        return f"No findings: {seen} read, {steps} watched, {len(report.book.rules)} rules."
+    return f"No findings in {seen} (read, not run), {len(report.book.rules)} rules."
