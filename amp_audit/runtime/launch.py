@@ -69,6 +69,10 @@ class Running:
         """Optimizer steps finished so far, of the process furthest behind."""
         raise NotImplementedError
 
+    def terminate(self) -> None:
+        """Send SIGTERM to the program (the supervisor was asked to end); may be called again, then it is killed."""
+        raise NotImplementedError
+
 
 def start(request: Request) -> Running:
     """Start it. Raises ``LaunchError`` when there is nothing to start."""
