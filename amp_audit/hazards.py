@@ -7,6 +7,7 @@ path through the code, the runtime half with the one trail of what happened.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -165,26 +166,34 @@ def phrase(event: Event) -> str:
     return text
 
 
-def settle(hazards: Iterable[Hazard[P]], happened: frozenset[str]) -> list[tuple[Hazard[P], list[Hazard[P]]]]:
-    """Drop what absence conditions rule out, keep one hazard per (rule, place), and let rules give way to others.
+def settle(hazards: Iterable[Hazard[P]], happened: AbstractSet[str]) -> list[tuple[Hazard[P], list[Hazard[P]]]]:
+    """The hazards that stand, each once, with those that gave way to it."""
+    return give_way(standing(hazards, happened))
 
-    ``happened`` are the words of all events on any path, so that a rule can speak of what is nowhere. Returns each
-    kept hazard with those that gave way to it (docs/contracts: One hazard, one finding).
+
+def standing(hazards: Iterable[Hazard[P]], happened: AbstractSet[str]) -> list[Hazard[P]]:
+    """Drop what absence conditions rule out. ``happened`` are the words of all events on any path, so that a rule
+    can speak of what is nowhere.
+    """
+    return [
+        hazard
+        for hazard in hazards
+        if happened.issuperset(hazard.detector.anywhere) and happened.isdisjoint(hazard.detector.nowhere)
+    ]
+
+
+def give_way(hazards: Iterable[Hazard[P]]) -> list[tuple[Hazard[P], list[Hazard[P]]]]:
+    """One hazard per (rule, place), and rules give way to others that speak of the same thing (docs/contracts: One
+    hazard, one finding). Returns each kept hazard with the losers.
     """
     kept: dict[tuple[str, P], Hazard[P]] = {}
     for hazard in hazards:
-        detector = hazard.detector
-        if not happened.issuperset(detector.anywhere) or not happened.isdisjoint(detector.nowhere):
-            continue
         key = (hazard.rule.id, hazard.place)
         if key not in kept or (kept[key].assumed and not hazard.assumed):
             kept[key] = hazard
-    return _give_way(list(kept.values()))
-
-
-def _give_way(hazards: Sequence[Hazard[P]]) -> list[tuple[Hazard[P], list[Hazard[P]]]]:
-    winner = {id(one): _winner(one, hazards) for one in hazards}
-    return [(one, [two for two in hazards if winner[id(two)] is one]) for one in hazards if winner[id(one)] is None]
+    unique = list(kept.values())
+    winner = {id(one): _winner(one, unique) for one in unique}
+    return [(one, [two for two in unique if winner[id(two)] is one]) for one in unique if winner[id(one)] is None]
 
 
 def _winner(one: Hazard[P], hazards: Sequence[Hazard[P]]) -> Hazard[P] | None:
