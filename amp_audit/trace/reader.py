@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from amp_audit.trace.schema import VERSION, End, Header, StepRecord, Trace, from_json
+from amp_audit.trace.schema import VERSION, End, Header, Rows, StepRecord, Trace, from_json
 
 
 class TraceError(ValueError):
@@ -37,13 +37,14 @@ def problems(folder: Path | str) -> list[str]:
 def _read_file(file: Path) -> Trace | None:
     """The trace in one file; None when its process died before the header was whole."""
     trace: Trace | None = None
+    rows = Rows()
     torn = False
     for number, line in _lines(file):
         if torn:
             raise TraceError(f"{file}:{number - 1}: not a trace record")
         try:
-            record = from_json(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            record = from_json(json.loads(line), rows)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             torn = True  # forgiven when it is the last line
             continue
         if isinstance(record, Header):
@@ -52,6 +53,9 @@ def _read_file(file: Path) -> Trace | None:
             trace = Trace(record, [])
         elif trace is None:
             raise TraceError(f"{file}:{number}: a trace begins with its header")
+        elif isinstance(record, Rows):
+            rows.ops.extend(record.ops)
+            rows.casts.extend(record.casts)
         else:
             _add(trace, record)
     if trace is not None:
@@ -83,3 +87,6 @@ def _join(whole: StepRecord, part: StepRecord) -> None:
         whole.seconds = (whole.seconds or 0.0) + part.seconds
     for name in ("ops", "casts", "events", "numbers", "notes"):
         getattr(whole, name).extend(getattr(part, name))
+    whole.lines = {
+        path: [*whole.lines.get(path, ()), *part.lines.get(path, ())] for path in {**whole.lines, **part.lines}
+    }

@@ -3,12 +3,16 @@
 A trace is a folder with one append-only ``rank-N.jsonl`` per process: a ``Header``, one ``StepRecord`` per optimizer
 step, an ``End``. All is strict JSON; a torn last line is ignored by the reader. Counts are stored, never shares.
 dtypes are torch's short names ("float16"); paths are absolute; lines count from 1.
+
+What an ``OpRow`` or ``CastRow`` is about is the same in each step, so a file says it once: ``Rows`` records define
+rows, numbered from 0 through the file, and the ``ops`` and ``casts`` of a step are lists ``[row, calls, elements,
+...]`` in the order of the fields that count. The reader puts the two together again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 VERSION = 1
@@ -147,7 +151,11 @@ class Header:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step. ``recorded``: whether op records were taken; events are there on every step."""
+    """One step. ``recorded``: whether op records were taken; events are there on every step.
+
+    ``lines``: by path, lines of watched code that were reached for the first time. ``seconds``: wall time of the step.
+    A step may be written in several parts (two optimizers; what follows the last step): the reader joins them.
+    """
 
     step: int
     recorded: bool
@@ -158,11 +166,23 @@ class StepRecord:
     events: list[EventRow] = field(default_factory=list)
     numbers: list[Number] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    lines: Mapping[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Rows:
+    """Definitions of rows, their counts left at zero."""
+
+    ops: list[OpRow] = field(default_factory=list)
+    casts: list[CastRow] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class End:
-    """``reason``: finished | stopped | failed | interrupted | killed; ``lines``: reached lines of watched code."""
+    """``reason``: finished | stopped | failed | interrupted | killed; ``lines``: all reached lines of watched code.
+
+    ``program_exit`` is None where the process cannot know it (``sys.exit``); whoever started it does.
+    """
 
     reason: str
     program_exit: int | None
@@ -181,46 +201,88 @@ class Trace:
     end: End | None = None
     torn: bool = False
 
+    @property
+    def lines(self) -> dict[str, set[int]]:
+        """Reached lines of watched code, also when the process was killed."""
+        found: dict[str, set[int]] = {}
+        for part in (*(step.lines for step in self.steps), self.end.lines if self.end else {}):
+            for path, lines in part.items():
+                found.setdefault(path, set()).update(lines)
+        return found
 
-Record = Header | StepRecord | End
-_TYPES: dict[str, type[Any]] = {"header": Header, "step": StepRecord, "end": End}
+
+Record = Header | StepRecord | Rows | End
+_TYPES: dict[str, type[Any]] = {"header": Header, "step": StepRecord, "rows": Rows, "end": End}
+_NAMES = {cls: name for name, cls in _TYPES.items()}
 _ROWS: dict[str, type[Any]] = {"ops": OpRow, "casts": CastRow, "events": EventRow, "numbers": Number}
+_COUNTED: dict[type[Any], tuple[str, ...]] = {
+    OpRow: ("calls", "elements", "bytes", "flops"),
+    CastRow: ("calls", "elements", "bytes", "nonzero", "flushed", "subnormal", "zero", "overflowed"),
+}
 R = TypeVar("R")
+Counts = Sequence[Sequence[int | None]]
 
 
 def to_json(record: Record) -> dict[str, Any]:
-    """A record as JSON-ready data, empty fields left out."""
-    kind = next(name for name, cls in _TYPES.items() if isinstance(record, cls))
-    return {"type": kind, **_lean(asdict(record))}
+    """A record as JSON-ready data; fields that have their default value are left out."""
+    return {"type": _NAMES[type(record)], **_lean(record)}
 
 
-def from_json(data: Mapping[str, Any]) -> Record:
-    """The record of ``to_json``. Raises ``KeyError`` or ``TypeError`` for anything else; unknown fields are ignored."""
+def from_json(data: Mapping[str, Any], rows: Rows | None = None) -> Record:
+    """The record of ``to_json``; ``rows`` are the rows defined so far in the file.
+
+    Raises ``KeyError``, ``TypeError``, ``ValueError`` or ``IndexError`` for anything else; unknown fields are ignored.
+    """
     kind = _TYPES[data["type"]]
     record: Record = _build(kind, data)
-    if isinstance(record, StepRecord):
+    if isinstance(record, (StepRecord, Rows)):
+        defined = rows or Rows()
         for name, cls in _ROWS.items():
-            setattr(record, name, [_row(cls, item) for item in data.get(name, ())])
+            if name in data:
+                known = getattr(defined, name, [])
+                setattr(record, name, [_row(cls, item, known) for item in data[name]])
     return record
 
 
-def _row(cls: type[R], data: Mapping[str, Any]) -> R:
-    place = data.get("place")
-    default = None if cls is Number else Place()
-    return _build(cls, {**data, "place": _build(Place, place) if place else default})
+def _row(cls: type[R], data: Mapping[str, Any] | Sequence[Any], known: list[R]) -> R:
+    if isinstance(data, Mapping):
+        place = data.get("place")
+        default = None if cls is Number else Place()
+        return _build(cls, {**data, "place": _build(Place, place) if place else default})
+    counted: dict[str, Any] = dict(zip(_COUNTED[cls], data[1:]))
+    row: R = replace(known[data[0]], **counted)  # type: ignore[type-var]
+    return row
 
 
 def _build(cls: type[R], data: Mapping[str, Any]) -> R:
-    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    known: Mapping[str, Any] = _fields(cls)
     return cls(**{key: tuple(v) if key in _TUPLES and v is not None else v for key, v in data.items() if key in known})
 
 
 _TUPLES = frozenset({"inputs", "owners", "contents", "names", "argv"})
 
 
+_FIELDS: dict[type[Any], dict[str, Any]] = {}
+
+
+def _fields(cls: type[Any]) -> dict[str, Any]:
+    """The fields of a record with their defaults (``MISSING`` where there is none)."""
+    if cls not in _FIELDS:
+        _FIELDS[cls] = {one.name: _default(one) for one in fields(cls)}
+    return _FIELDS[cls]
+
+
+def _default(one: Field[Any]) -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
 def _lean(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _lean(item) for key, item in value.items() if item is not None and item != [] and item != {}}
+    if is_dataclass(value):
+        known = _fields(type(value))
+        pairs = ((name, getattr(value, name)) for name in known)
+        return {name: _lean(item) for name, item in pairs if item != known[name]}
+    if isinstance(value, Mapping):
+        return {key: _lean(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_lean(item) for item in value]
     return value
