@@ -28,11 +28,21 @@ class SettingsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Flags:
+    """What the command line may say about settings; empty leaves them as they are."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    fail_on: str | None = None
+    min_confidence: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What to report and when to fail. ``fail_on`` None leaves it to the command.
 
     ``select`` empty means every rule. ``exclude`` and the patterns of ``per_file_ignores`` are relative to ``root``,
-    the folder of the pyproject.toml they were read from.
+    the folder of the pyproject.toml they were read from (``source``). ``flagged`` are rule words of the command line.
     """
 
     root: Path = field(default_factory=Path.cwd)
@@ -45,6 +55,18 @@ class Settings:
     severity: Mapping[str, Severity] = field(default_factory=dict)
     rules: tuple[Path, ...] = ()
     source: str = ""
+    flagged: frozenset[str] = frozenset()
+
+    def with_flags(self, flags: Flags) -> Settings:
+        """What the command line says on top: it replaces ``select``, and adds to ``ignore``."""
+        return replace(
+            self,
+            select=flags.select or self.select,
+            ignore=(*self.ignore, *flags.ignore),
+            fail_on=Severity.from_word(flags.fail_on) if flags.fail_on else self.fail_on,
+            min_confidence=Confidence.from_word(flags.min_confidence) if flags.min_confidence else self.min_confidence,
+            flagged=frozenset({*flags.select, *flags.ignore}),
+        )
 
     def selected(self, book: Rulebook) -> frozenset[str]:
         """The ids of the rules in force. Raises SettingsError for a word that names no rule."""
@@ -86,7 +108,8 @@ class Settings:
         for word in words:
             rules = matching(word, book)
             if not rules:
-                raise SettingsError(_unknown(word, key, self.source, book.rules))
+                where = f"--{key}" if word in self.flagged else f"`{key}` of {self.source}"
+                raise SettingsError(_unknown(word, where, book.rules))
             found |= rules
         return frozenset(found)
 
@@ -102,8 +125,7 @@ def matching(word: str, book: Rulebook) -> frozenset[str]:
     return frozenset()
 
 
-def _unknown(word: str, key: str, source: str, known: Collection[str]) -> str:
-    where = f"`{key}` of {source}" if source else f"--{key}"
+def _unknown(word: str, where: str, known: Collection[str]) -> str:
     retired = RETIRED.get(word.strip().upper())
     if retired is not None:
         return f"rule {word} in {where} is retired: {retired}"

@@ -24,13 +24,29 @@ class Exit(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """How the audited program ended: its exit code, or None and the signal that killed it.
+
+    ``stopped``: amp-audit ended it after the steps asked for, which is no failure.
+    """
+
+    exit: int | None
+    signal: int | None = None
+    stopped: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return not self.stopped and self.exit != 0
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What was found, and what that covers.
 
     ``findings`` are at or above the confidence asked for, worst first; ``hidden`` counts those below it. ``command``
     is ``"audit"``, ``"check"`` or ``"report"``; ``target`` is what was looked at, in the user's words. Paths below
-    ``root`` are shown relative to it. ``summary`` is None when nothing was run. ``problem`` is the sentence that says
-    why the job could not be done, if so.
+    ``root`` are shown relative to it. ``program`` is None when this job ran nothing, ``summary`` when no trace was left.
+    ``problem`` is the sentence that says why the job could not be done, if so.
     """
 
     command: str
@@ -42,6 +58,7 @@ class Report:
     fail_on: Severity
     hidden: int = 0
     summary: Summary | None = None
+    program: Program | None = None
     trace_folder: str | None = None
     problem: str = ""
     notes: tuple[str, ...] = field(default=())
@@ -51,17 +68,9 @@ class Report:
         """2 before 3 before 1 before 0."""
         if self.problem or self.coverage.files_failed or any(f.rule == UNREADABLE for f in self.findings):
             return Exit.UNABLE
-        if self.program_failed:
+        if self.program is not None and self.program.failed:
             return Exit.PROGRAM_FAILED
         return Exit.FINDINGS if any(f.severity >= self.fail_on for f in self.findings) else Exit.CLEAN
-
-    @property
-    def program_failed(self) -> bool:
-        """Whether the audited program failed or was killed; being stopped after its steps is no failure."""
-        run = self.summary
-        if run is None or self.command == "report":
-            return False
-        return run.reason in ("failed", "killed", "interrupted") or run.program_exit not in (0, None)
 
     def counts(self) -> dict[Severity, int]:
         """How many findings there are of each severity, zeros included, worst first."""

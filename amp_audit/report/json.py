@@ -40,7 +40,7 @@ def document(report: Report) -> dict[str, Any]:
             "skipped": coverage.files_skipped,
             "failed": coverage.files_failed,
         },
-        "trace": _trace(report.summary, report) if report.summary is not None else None,
+        "trace": _trace(report),
         "coverage": _coverage(report),
     }
     strict: dict[str, Any] = _strict(data)
@@ -84,17 +84,27 @@ def _fix(fix: Fix, root: Path) -> dict[str, Any]:
     return {"safe": fix.safe, "description": fix.description, "edits": edits}
 
 
-def _trace(run: Summary, report: Report) -> dict[str, Any]:
+def _trace(report: Report) -> dict[str, Any] | None:
+    program, run = report.program, report.summary
+    if program is None and run is None:
+        return None
+    return {
+        "folder": report.trace_folder,
+        "program_exit": program.exit if program is not None else None,
+        "program_signal": program.signal if program is not None else None,
+        "stopped": program.stopped if program is not None else None,
+        "steps": run.steps if run is not None else 0,
+        **(_run(run) if run is not None else {}),
+    }
+
+
+def _run(run: Summary) -> dict[str, Any]:
     data = asdict(run)
     header = data.pop("header")
     return {
-        "folder": report.trace_folder,
-        "program_exit": data.pop("program_exit"),
-        "reason": data.pop("reason"),
-        "steps": data.pop("steps"),
+        **data,
         "program": list(run.header.argv),
         **{key: header[key] for key in ("torch", "python", "device", "policy", "world_size")},
-        **data,
     }
 
 

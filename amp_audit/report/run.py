@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from amp_audit.report.content import shown_path
+from amp_audit.report.content import Program, shown_path
 from amp_audit.report.source import printable
 from amp_audit.report.summary import HotOp, ScalePoint, Summary, Underflow
 from amp_audit.report.words import listed, plural, ranges, scale, scientific, share, size, work
@@ -25,10 +25,10 @@ def section(title: str, body: Sequence[RenderableType]) -> RenderableType:
     return Padding(Group(Text(title, style="bold"), Padding(Group(*body), (0, 0, 0, 2))), (0, 0, 1, 0))
 
 
-def sections(run: Summary, root: Path, verbose: bool) -> Iterator[RenderableType]:
+def sections(run: Summary, program: Program | None, root: Path, verbose: bool) -> Iterator[RenderableType]:
     """The run's sections in reading order; those with nothing to tell are left out."""
     limit = 10**6 if verbose else MOST_ROWS
-    yield section("The run", [Text(printable(line)) for line in _story(run)])
+    yield section("The run", [Text(printable(line)) for line in _story(run, program)])
     if run.work or run.casts or run.float32:
         yield section("Precision", list(_precision(run, root, limit)))
     if run.scales:
@@ -37,11 +37,11 @@ def sections(run: Summary, root: Path, verbose: bool) -> Iterator[RenderableType
         yield section("Gradients lost to low precision", list(_underflow(run.underflow, limit)))
 
 
-def _story(run: Summary) -> Iterator[str]:
+def _story(run: Summary, program: Program | None) -> Iterator[str]:
     head = run.header
-    program = " ".join(head.argv) or "the program"
+    name = " ".join(head.argv) or "the program"
     if not run.observed:
-        yield f"{program}: no optimizer step was seen, so nothing is known of its numbers"
+        yield f"{name}: no optimizer step was seen, so nothing is known of its numbers"
     else:
         ended = {
             "stopped": f"stopped by amp-audit after {plural(run.steps, 'step')}",
@@ -50,14 +50,18 @@ def _story(run: Summary) -> Iterator[str]:
             "interrupted": f"interrupted after {plural(run.steps, 'step')}",
             "killed": f"was killed after {plural(run.steps, 'recorded step')}",
         }
-        yield f"{program}: {ended.get(run.reason, run.reason)}"
-    if run.program_exit not in (0, None):
-        yield f"the program's exit code was {run.program_exit}"
+        yield f"{name}: {ended.get(run.reason, run.reason)}"
+    if program is not None and program.failed:
+        yield f"the program {_ended(program)}"
     where = f"torch {head.torch}, Python {head.python}, on {head.device}"
     regions = f"autocast {listed(run.regions)}" if run.regions else "no op ran under autocast"
     yield f"{where}; {regions}" if run.observed else where
     if len(run.ranks) > 1 or head.world_size > 1:
         yield f"ranks {ranges(run.ranks)} of {head.world_size}"
+
+
+def _ended(program: Program) -> str:
+    return f"was killed by signal {program.signal}" if program.exit is None else f"ended with exit code {program.exit}"
 
 
 def _precision(run: Summary, root: Path, limit: int) -> Iterator[RenderableType]:
@@ -178,7 +182,7 @@ def _recorded(run: Summary) -> str:
         text = f"{plural(run.steps, 'step')}, every op of each recorded"
     else:
         text = f"{plural(run.steps, 'step')}; ops recorded on {len(run.recorded)} of them ({ranges(run.recorded)})"
-    return text + (f"; float32 re-execution on {ranges(run.deep)}" if run.deep else "; no float32 re-execution")
+    return text + (f"; float32 re-execution on {'step' if len(run.deep) == 1 else 'steps'} {ranges(run.deep)}" if run.deep else "; no float32 re-execution")
 
 
 def _grid(columns: int) -> Table:

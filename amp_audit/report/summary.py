@@ -94,7 +94,6 @@ class Summary:
     """What a run was and did, over all its ranks."""
 
     header: Header
-    program_exit: int | None
     reason: str
     steps: int
     recorded: tuple[int, ...]
@@ -130,7 +129,6 @@ def summarize(traces: Sequence[Trace]) -> Summary:
     casts = [row for trace in trained for step in trace.steps for row in step.casts]
     return Summary(
         header=first.header,
-        program_exit=_worst_exit(traces),
         reason=_reason(traces),
         steps=max((_steps(trace) for trace in trained), default=0),
         recorded=tuple(sorted({step.step for trace in trained for step in trace.steps if step.recorded})),
@@ -153,13 +151,6 @@ def summarize(traces: Sequence[Trace]) -> Summary:
 def _steps(trace: Trace) -> int:
     recorded = trace.steps[-1].step if trace.steps else 0
     return max(recorded, trace.end.steps if trace.end else 0)
-
-
-def _worst_exit(traces: Iterable[Trace]) -> int | None:
-    """The first exit code that is a failure, else 0; None when no process left one."""
-    codes = [trace.end.program_exit for trace in traces if trace.end is not None]
-    known = [code for code in codes if code is not None]
-    return next((code for code in known if code != 0), known[0] if known else None)
 
 
 _REASONS = ("killed", "failed", "interrupted", "stopped", "finished")

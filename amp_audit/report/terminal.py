@@ -16,9 +16,9 @@ from amp_audit.model import Confidence, Evidence, Finding, Location, Severity, V
 from amp_audit.report import run
 from amp_audit.report.content import Report, shown_path
 from amp_audit.report.source import Sources, printable
+from amp_audit.report.styles import STYLES
 from amp_audit.report.words import listed, plural, ranges
 
-STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 VERDICTS = {
     Verdict.CONFIRMED: "confirmed by the run",
     Verdict.RUNTIME: "seen in the run",
@@ -41,15 +41,18 @@ def write(report: Report, stream: TextIO, *, verbose: bool = False, quiet: bool 
         emoji=False,
         markup=False,
     )
-    body = _brief(report) if quiet else _Findings(report, console.width, verbose).render()
-    for item in body:
-        console.print(item, soft_wrap=quiet)
-    if not quiet and report.summary is not None:
-        for section in run.sections(report.summary, report.root, verbose):
-            console.print(section)
-    if not quiet:
-        console.print(_coverage(report))
-    console.print(_verdict(report))
+    with console.capture() as captured:
+        for item in _brief(report) if quiet else _full(report, console.width, verbose):
+            console.print(item, soft_wrap=quiet)
+        console.print(_verdict(report))
+    stream.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
+
+
+def _full(report: Report, width: int, verbose: bool) -> Iterator[RenderableType]:
+    yield from _Findings(report, width, verbose).render()
+    if report.summary is not None:
+        yield from run.sections(report.summary, report.program, report.root, verbose)
+    yield _coverage(report)
 
 
 def _brief(report: Report) -> Iterator[Text]:
@@ -218,7 +221,10 @@ def _coverage(report: Report) -> RenderableType:
     lines.extend((*coverage.notes, *report.notes))
     if report.hidden:
         lines.append(f"{plural(report.hidden, 'finding')} below the confidence asked for (--min-confidence low)")
-    return run.section("What this covers", [Text("- " + printable(line)) for line in lines if line])
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for line in filter(None, lines):
+        table.add_row("-", Text(printable(line)))
+    return run.section("What this covers", [table])
 
 
 def _files(report: Report) -> str:

@@ -1,0 +1,172 @@
+"""Run a program under audit: progress while it runs, Ctrl-C, and one report from many ranks.
+
+The program runs in a child that only writes a trace, so whatever becomes of it, the report is made here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TextIO
+
+from amp_audit.runtime import launch
+from amp_audit.target import Target
+
+MISSING_AFTER = 30.0
+"""Seconds that a rank which has ended waits for the others before it reports without them."""
+POLL = 0.1
+QUIET = 2.0
+"""Seconds between two lines of progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """How a program is recorded. ``steps`` None: to its end. ``go_on``: after ``steps`` only the recording stops."""
+
+    steps: int | None = 20
+    sample: str = "default"
+    go_on: bool = False
+    trace: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One of several processes that a launcher started, each under its own amp-audit."""
+
+    rank: int
+    world: int
+    key: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(".amp-audit") / self.key
+
+
+def rank(environ: Mapping[str, str] = os.environ) -> Rank | None:
+    """This process's rank when torchrun started it, else None."""
+    run_id, own, world = (environ.get(key) for key in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"))
+    if run_id is None or own is None or world is None or not (own.isdigit() and world.isdigit()):
+        return None
+    # On one machine the launcher's own process id tells two runs apart; on several only the run id is common.
+    alone = environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    parts = [run_id, environ.get("TORCHELASTIC_RESTART_COUNT", "0"), *([str(os.getppid())] if alone else [])]
+    return Rank(int(own), int(world), "torchrun-" + "-".join("".join(filter(_plain, part)) for part in parts))
+
+
+def _plain(char: str) -> bool:
+    return char.isalnum() or char == "_"
+
+
+def trace_folder(recording: Recording, member: Rank | None) -> Path:
+    """Where the trace goes: as asked, else below ``.amp-audit``, else a temporary folder. It exists afterwards."""
+    folder = recording.trace or (member.folder if member else _fresh_name())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if recording.trace is None:
+            (folder.parent / ".gitignore").write_text("*\n", encoding="utf-8")
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="amp-audit-"))
+    return folder.resolve()
+
+
+def _fresh_name() -> Path:
+    return Path(".amp-audit") / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+
+
+def request(target: Target, recording: Recording, folder: Path, watch: Path | None) -> launch.Request:
+    return launch.Request(
+        kind=target.kind,
+        command=target.command,
+        trace_dir=folder,
+        steps=recording.steps,
+        sample=recording.sample,
+        go_on=recording.go_on,
+        watch=watch,
+    )
+
+
+class Progress:
+    """Lines on a terminal while the program runs; nothing anywhere else.
+
+    Whole lines and few of them: the program prints to the same terminal, and its output is not ours to overwrite.
+    """
+
+    def __init__(self, stream: TextIO, steps: int | None, findings: Callable[[], int]) -> None:
+        self._stream = stream if stream.isatty() else None
+        self._steps = steps
+        self._findings = findings
+        self._last = (-1, -1)
+        self._due = time.monotonic() + QUIET
+
+    def show(self, step: int) -> None:
+        """Tell of ``step`` if it is time and there is news."""
+        if self._stream is None or time.monotonic() < self._due:
+            return
+        began = time.monotonic()
+        news = (step, self._findings())
+        if news != self._last:
+            self._last = news
+            of = f" of {self._steps}" if self._steps is not None else ""
+            count = f"{news[1]} finding{'' if news[1] == 1 else 's'} so far"
+            print(f"amp-audit: step {step}{of}, {count}", file=self._stream, flush=True)
+        # Counting reads the trace; a long one must not keep a core busy.
+        self._due = time.monotonic() + max(QUIET, 20 * (time.monotonic() - began))
+
+
+def follow(running: launch.Running, progress: Progress) -> launch.Outcome:
+    """Wait for the program. Ctrl-C and SIGTERM are for the program; what it leaves behind is still reported."""
+    with _passing_on(running):
+        while True:
+            outcome = running.wait(POLL)
+            if outcome is not None:
+                return outcome
+            progress.show(running.steps())
+
+
+@contextlib.contextmanager
+def _passing_on(running: launch.Running) -> Iterator[None]:
+    """Keep signals from ending this process: the terminal sends Ctrl-C to the program too, SIGTERM is handed on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers belong to the main thread; the caller keeps its own
+        return
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: running.terminate()),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def leave(folder: Path, member: Rank, patience: float = MISSING_AFTER) -> bool:
+    """Say that this rank has ended; True for the one rank that is to write the report.
+
+    That is the last to leave, or, when some rank does not within ``patience`` seconds, the first to give up on it.
+    """
+    (folder / f"left-{member.rank}").touch()
+    until = time.monotonic() + patience
+    while len(list(folder.glob("left-*"))) < member.world and time.monotonic() < until:
+        time.sleep(POLL)
+    try:
+        (folder / "reported").open("x").close()
+    except FileExistsError:
+        return False
+    return True
+
+
+def program_code(outcome: launch.Outcome) -> int:
+    """The program's exit code as a shell would give it: 128 + the signal when it was killed."""
+    if outcome.stopped or outcome.code is not None:
+        return 0 if outcome.stopped else int(outcome.code or 0)
+    return 128 + (outcome.signal or 0)
+
