@@ -250,7 +250,7 @@ def _row(cls: type[R], data: Mapping[str, Any] | Sequence[Any], known: list[R]) 
         default = None if cls is Number else Place()
         return _build(cls, {**data, "place": _build(Place, place) if place else default})
     counted: dict[str, Any] = dict(zip(_COUNTED[cls], data[1:]))
-    row: R = replace(known[data[0]], **counted)  # type: ignore[type-var]
+    row: R = replace(known[data[0]], **counted)
     return row
 
 
