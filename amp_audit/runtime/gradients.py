@@ -1,0 +1,190 @@
+"""Backwards, clips and clears -> events, each with the owners whose gradients it really touched."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.utils.clip_grad as clip_grad
+
+from amp_audit.events import Kind
+from amp_audit.runtime import roots
+from amp_audit.runtime.owners import Owner, Snapshot, reached
+from amp_audit.runtime.queue import finite, quiet_clone
+from amp_audit.runtime.teller import Teller
+from amp_audit.trace.schema import Number
+
+Call = Callable[..., Any]
+
+
+class Gradients:
+    """Wrappers of what makes, limits and clears gradients."""
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
+
+    def install(self) -> None:
+        wrap = self._teller.patches.wrap
+        wrap(torch.autograd, "backward", self._backward)
+        wrap(torch.autograd, "grad", self._autograd_grad)
+        wrap(clip_grad, "clip_grad_norm_", self._clip, torch.nn.utils)
+        wrap(clip_grad, "clip_grad_value_", self._clip, torch.nn.utils)
+        wrap(torch.optim.Optimizer, "zero_grad", self._optimizer_zero_grad)
+        wrap(torch.nn.Module, "zero_grad", self._module_zero_grad)
+
+    def _backward(self, original: Call) -> Call:
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+            if not self._teller.on() or torch._C._current_graph_task_id() != -1:
+                original(tensors, grad_tensors, *args, **kwargs)
+                return
+            self._teller.thread = threading.get_ident()
+            before: Snapshot | None = None
+            losses: tuple[tuple[bool | None, ...], int | None] = ((None,), None)
+            with self._teller.quiet("backward"):
+                before = self._teller.owners.snapshot()
+                losses = _losses(tensors, grad_tensors)
+            original(tensors, grad_tensors, *args, **kwargs)
+            with self._teller.quiet("backward"):
+                if before is not None:
+                    self._note_backward(before, *losses)
+
+        return backward
+
+    def _note_backward(self, before: Snapshot, kinds: tuple[bool | None, ...], scaler: int | None) -> None:
+        owners = reached(before)
+        if not owners and len(self._teller.owners):
+            return  # gradients of tensors that no optimizer owns
+        place = self._teller.host.places.here()
+        emptied = [owner for owner, states in before if owner.holding and all(grad is None for _, grad, _ in states)]
+        if emptied:  # p.grad = None, by hand
+            self._teller.emit(Kind.ZERO_GRAD, owners=emptied, place=place)
+        for scaled in kinds:
+            row = self._teller.emit(Kind.BACKWARD, owners=owners, scaled=scaled, dtype=_dtype(owners), place=place)
+            row.scaler = scaler if scaled else None
+            if not owners:
+                row.owners = None
+        for owner in owners:
+            owner.holding, owner.blank = True, False
+            owner.look()
+
+    def _autograd_grad(self, original: Call) -> Call:
+        def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if self._teller.mine():
+                with self._teller.quiet("autograd.grad"):
+                    (first, *more), scaler = _losses(outputs, grad_outputs)
+                    row = self._teller.emit(Kind.AUTOGRAD_GRAD, scaled=None if more else first)
+                    row.scaler = scaler
+            return original(outputs, inputs, grad_outputs, *args, **kwargs)
+
+        return grad
+
+    def _clip(self, original: Call) -> Call:
+        def clip(parameters: Any, limit: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._teller.on():
+                return original(parameters, limit, *args, **kwargs)
+            parameters, listed = _listed(parameters)
+            owners: tuple[Owner, ...] | None = None
+            with self._teller.quiet(original.__name__):
+                owners = self._note_clip(listed, limit)
+            result = original(parameters, limit, *args, **kwargs)
+            with self._teller.quiet(original.__name__):
+                for owner in owners or ():
+                    owner.look()
+                if owners and isinstance(result, torch.Tensor):
+                    self._note_norm(result, limit)
+            return result
+
+        # The second argument has another name in each of the two functions and may be given by it.
+        def by_name(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if args:
+                return clip(parameters, *args, **kwargs)
+            name = "max_norm" if "max_norm" in kwargs else "clip_value"
+            return clip(parameters, kwargs.pop(name), **kwargs) if name in kwargs else original(parameters, **kwargs)
+
+        return by_name
+
+    def _note_clip(self, parameters: list[torch.Tensor], limit: Any) -> tuple[Owner, ...] | None:
+        owners = self._teller.concerned(parameters)
+        if owners is None:
+            return None
+        self._teller.catch_up(owners)
+        measures_only = isinstance(limit, (int, float)) and math.isinf(limit)
+        row = self._teller.emit(Kind.GRAD_READ if measures_only else Kind.CLIP, owners=owners)
+        if not owners:
+            row.owners = None
+        return owners
+
+    def _note_norm(self, norm: torch.Tensor, limit: Any) -> None:
+        values: dict[str, float | int | None] = {}
+        if isinstance(limit, (int, float)):
+            values["max_norm"] = finite(float(limit))
+        for name, value in (("norm", norm), ("scale", self._teller.current_scale)):
+            copy = quiet_clone(value) if value is not None else None
+            if copy is not None and copy.numel() == 1:
+                self._teller.queue.add(copy, functools.partial(_put, values, name))
+        self._teller.host.number(Number("clip", place=self._teller.host.places.here(), values=values))
+
+    def _optimizer_zero_grad(self, original: Call) -> Call:
+        def zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+            if self._teller.on():
+                with self._teller.quiet("optimizer.zero_grad"):
+                    self._teller.adopt(optimizer)
+                    self._cleared(self._teller.owners.link(optimizer), set_to_none, optimizer)
+            original(optimizer, set_to_none)
+
+        return zero_grad
+
+    def _module_zero_grad(self, original: Call) -> Call:
+        def zero_grad(module: torch.nn.Module, set_to_none: bool = True) -> None:
+            if self._teller.on():
+                with self._teller.quiet("module.zero_grad"):
+                    owners = self._teller.owners.of_module(module)
+                    if owners:
+                        self._cleared(owners, set_to_none)
+            original(module, set_to_none)
+
+        return zero_grad
+
+    def _cleared(self, owners: Iterable[Owner], set_to_none: bool, optimizer: Any = None) -> None:
+        known = tuple(owners)
+        self._teller.emit(Kind.ZERO_GRAD, optimizer=optimizer, owners=known)
+        for owner in known:
+            owner.holding, owner.blank, owner.witness = False, not set_to_none, None
+
+
+def _put(values: dict[str, float | int | None], name: str, value: float) -> None:
+    values[name] = finite(value)
+
+
+def _losses(tensors: Any, grad_tensors: Any) -> tuple[tuple[bool | None, ...], int | None]:
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    kinds, scaler = roots.losses(item for item in listed if isinstance(item, torch.Tensor))
+    weights = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or ())
+    if any(weight is not None for weight in weights) and True not in kinds:
+        return (None,), scaler  # the given gradients may carry a scale of their own
+    return kinds, scaler
+
+
+def _listed(parameters: Any) -> tuple[Any, list[torch.Tensor]]:
+    """Parameters that can be read twice, and a list of them. An empty generator stays one: torch warns of it."""
+    if isinstance(parameters, torch.Tensor):
+        return parameters, [parameters]
+    listed = list(parameters)
+    return (listed if listed or isinstance(parameters, (list, tuple)) else _nothing(), listed)
+
+
+def _nothing() -> Iterator[torch.Tensor]:
+    yield from ()
+
+
+def _dtype(owners: Iterable[Owner]) -> str | None:
+    """The low-precision dtype in which the losses of some owners were computed; None where they disagree."""
+    found = {owner.dtype or owner.region_dtype for owner in owners}
+    low = found - {"float32", None}
+    if len(low) > 1:
+        return None
+    return low.pop() if low else ("float32" if "float32" in found else None)

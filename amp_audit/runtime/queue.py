@@ -1,0 +1,47 @@
+"""Values that stay on their device until a step is over."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where strict JSON has no word for it."""
+    return value if math.isfinite(value) else None
+
+
+def quiet_clone(value: torch.Tensor) -> torch.Tensor | None:
+    """A copy made without any mode or autograd seeing it; None inside a CUDA graph, whose copies would replay."""
+    if value.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    with torch.no_grad(), torch._C._DisableTorchDispatch():
+        return value.detach().clone()
+
+
+class Queue:
+    """Scalars to be read together, each with what to do with its value (a float, may be inf or NaN)."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[torch.Tensor, Callable[[float], None]]] = []
+
+    def add(self, value: torch.Tensor, then: Callable[[float], None]) -> None:
+        """Read ``value`` (one element, not changed any more) later."""
+        self._waiting.append((value, then))
+
+    def read(self) -> None:
+        """Wait once per device, then hand out all values in the order in which they came."""
+        waiting, self._waiting = self._waiting, []
+        by_device: dict[torch.device, list[int]] = defaultdict(list)
+        for index, (value, _) in enumerate(waiting):
+            by_device[value.device].append(index)
+        values: dict[int, float] = {}
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            for indices in by_device.values():
+                stacked = torch.stack([waiting[index][0].detach().reshape(()).double() for index in indices])
+                values.update(zip(indices, stacked.tolist(), strict=True))
+        for index, (_, then) in enumerate(waiting):
+            then(values[index])

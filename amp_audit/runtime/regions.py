@@ -1,0 +1,139 @@
+"""Autocast regions, the forwards in them, and weights that change beneath their cached copies -> events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from amp_audit.events import Kind
+from amp_audit.runtime.dtypes import LOW, short
+from amp_audit.runtime.owners import low_dtype
+from amp_audit.runtime.teller import Teller
+
+Autocast = torch.amp.autocast_mode.autocast
+Call = Callable[..., Any]
+
+
+class Regions:
+    """Wrappers of autocast and of what runs in it; the stack of regions of the training thread."""
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
+        self._stack: list[tuple[int, Autocast]] = []
+        self._entered = 0
+        self._leaving = False
+        self._in_forward = False
+
+    def install(self) -> None:
+        wrap = self._teller.patches.wrap
+        wrap(Autocast, "__enter__", self._region_enter)
+        wrap(Autocast, "__exit__", self._region_exit)
+        wrap(torch, "clear_autocast_cache", self._clear_cache)
+        wrap(torch.nn.Module, "__call__", self._module_call)
+        wrap(torch.nn.Module, "load_state_dict", self._load_state_dict)
+
+    def _region_enter(self, original: Call) -> Call:
+        def __enter__(region: Autocast) -> Any:
+            result = original(region)
+            if self._teller.mine():
+                with self._teller.quiet("autocast"):
+                    self._entered += 1
+                    self._stack.append((self._entered, region))
+                    self._teller.emit(
+                        Kind.REGION_ENTER,
+                        region=self._entered,
+                        device=region.device,
+                        dtype=short(region.fast_dtype),
+                        enabled=bool(region._enabled),
+                        cache=bool(region._cache_enabled),
+                    )
+            return result
+
+        return __enter__
+
+    def _region_exit(self, original: Call) -> Call:
+        def __exit__(region: Autocast, *error: Any) -> Any:
+            self._leaving = True
+            try:
+                result = original(region, *error)
+            finally:
+                self._leaving = False
+            if self._teller.mine() and any(entered is region for _, entered in self._stack):
+                with self._teller.quiet("autocast"):
+                    self._leave(region)
+            return result
+
+        return __exit__
+
+    def _leave(self, region: Autocast) -> None:
+        if torch.is_grad_enabled() and _low(region):
+            for owner in self._teller.owners.all():
+                owner.region_dtype = short(region.fast_dtype)
+        while self._stack:
+            number, entered = self._stack.pop()
+            self._teller.emit(Kind.REGION_EXIT, region=number)
+            if entered is region:
+                return
+
+    def _clear_cache(self, original: Call) -> Call:
+        def clear_autocast_cache() -> None:
+            original()
+            if not self._leaving and self._teller.mine() and self._stack:
+                with self._teller.quiet("torch.clear_autocast_cache"):
+                    self._teller.emit(Kind.CACHE_CLEAR)
+
+        return clear_autocast_cache
+
+    def _module_call(self, original: Call) -> Call:
+        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or self._in_forward or not self._teller.mine():
+                return original(module, *args, **kwargs)
+            self._in_forward = True
+            try:
+                with self._teller.quiet("a forward pass"):
+                    self._forward(module)
+                return original(module, *args, **kwargs)
+            finally:
+                self._in_forward = False
+
+        return __call__
+
+    def _forward(self, module: torch.nn.Module) -> None:
+        """An outermost module runs: remember in which dtype, and tell of it where weights get cached."""
+        owners = self._teller.owners.of_module(module)
+        region = self._stack[-1][1] if self._stack and _low(self._stack[-1][1]) else None
+        if torch.is_grad_enabled():
+            for owner in owners:
+                owner.dtype = short(region.fast_dtype) if region else low_dtype(owner.alive()) or "float32"
+                owner.name = owner.name or type(module).__name__
+        if region is None:
+            return
+        outermost = self._stack[0][0]
+        cached = [owner for owner in owners if owner.has_float32_weights()]
+        changed = [owner for owner in cached if owner.weights_changed(outermost)]
+        if changed:
+            self._teller.emit(Kind.WEIGHT_WRITE, owners=changed)
+        if cached:
+            self._teller.emit(Kind.FORWARD, owners=cached)
+        for owner in cached:
+            owner.look_at_weights(outermost)
+
+    def _load_state_dict(self, original: Call) -> Call:
+        def load_state_dict(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            result = original(module, *args, **kwargs)
+            if self._teller.mine() and self._stack:
+                with self._teller.quiet("load_state_dict"):
+                    owners = self._teller.owners.of_module(module)
+                    if owners:
+                        self._teller.emit(Kind.WEIGHT_WRITE, owners=owners)
+                    for owner in owners:
+                        owner.look_at_weights()
+            return result
+
+        return load_state_dict
+
+
+def _low(region: Autocast) -> bool:
+    return region._enabled is True and region.fast_dtype in LOW

@@ -1,0 +1,102 @@
+"""What all wrappers share: the session they speak to, whose gradients are whose, and the guard around their work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from amp_audit.events import Kind
+from amp_audit.runtime.owners import Owner, Owners, low_dtype
+from amp_audit.runtime.patches import Patches
+from amp_audit.runtime.queue import Queue
+from amp_audit.runtime.session import Host
+from amp_audit.trace.schema import EventRow, Place
+
+
+class Teller:
+    """Tells the session of events. ``thread`` is the one that trains: the latest to scale, to go backward or to step.
+
+    ``current_scale`` is the live scale tensor of the scaler that scaled last.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.active = False
+        self.host = host
+        self.owners = Owners()
+        self.patches = Patches()
+        self.queue = Queue()
+        self.thread = threading.get_ident()
+        self.current_scale: torch.Tensor | None = None
+        self._failed: set[str] = set()
+
+    def on(self) -> bool:
+        return not torch.compiler.is_compiling() and self.active
+
+    def mine(self) -> bool:
+        """Whether to listen: on the thread that trains, and not while a backward re-runs a forward."""
+        return self.on() and self.thread == threading.get_ident() and torch._C._current_graph_task_id() == -1
+
+    @contextmanager
+    def quiet(self, what: str) -> Iterator[None]:
+        """What fails in here is said once in the trace and never reaches the program."""
+        try:
+            yield
+        except Exception as error:
+            if what not in self._failed:
+                self._failed.add(what)
+                self.host.note(f"{what} could not be observed: {type(error).__name__}: {error}")
+
+    def emit(
+        self,
+        kind: Kind,
+        *,
+        owners: Iterable[Owner] = (),
+        scaler: Any = None,
+        optimizer: Any = None,
+        place: Place | None = None,
+        **fields: Any,
+    ) -> EventRow:
+        known = tuple(owners)
+        row = EventRow(
+            kind=kind.value,
+            place=place or self.host.places.here(),
+            scaler=self.owners.id(scaler)[0] if scaler is not None else None,
+            optimizer=self.owners.id(optimizer)[0] if optimizer is not None else None,
+            owners=tuple(owner.id for owner in known),
+            names=tuple(sorted({owner.name for owner in known if owner.name})),
+            **fields,
+        )
+        self.host.event(row)
+        return row
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note of an optimizer that was built before ``install``."""
+        if not self.owners.id(optimizer)[1]:
+            return
+        owners = self.owners.link(optimizer)
+        for owner in owners:
+            owner.holding = not owner.bare()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.emit(Kind.OPTIMIZER_NEW, owners=owners, optimizer=optimizer, dtype=low_dtype(parameters))
+
+    def concerned(self, parameters: Iterable[torch.Tensor]) -> tuple[Owner, ...] | None:
+        """The owners of parameters; None when they belong to no optimizer though there are some."""
+        owners = self.owners.of_all(parameters)
+        return owners if owners or not len(self.owners) else None
+
+    def catch_up(self, owners: Iterable[Owner], *, by_hand: bool = False) -> None:
+        """Tell of gradients that came or changed by other means than a backward."""
+        strange = [
+            owner
+            for owner in owners
+            if (not owner.holding and not owner.blank and not owner.bare()) or (by_hand and owner.written())
+        ]
+        if strange:
+            self.emit(Kind.GRAD_WRITE, owners=strange)
+            for owner in strange:
+                owner.holding = True
+                owner.look()
