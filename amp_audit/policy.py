@@ -133,6 +133,19 @@ def _table(devices: Mapping[str, Any], device: str) -> dict[str, Kind]:
     return table
 
 
+_LISTED_AS: Mapping[str, str] = {
+    "convolution": "conv2d",
+    "nll_loss2d_forward": "nll_loss_nd",
+    "nll_loss_forward": "nll_loss",
+}
+
+
+def listed_name(op: str) -> str:
+    """The name under which the lists have an op that the dispatcher saw: ``aten._softmax.default`` is ``softmax``."""
+    name = op.removeprefix("aten::").removeprefix("aten.").partition(".")[0]
+    return _LISTED_AS.get(name) or name.lstrip("_").removeprefix("native_")
+
+
 def default_dtype(device: str) -> str:
     """The dtype of a region on ``device`` that names none: ``"float16"`` or ``"bfloat16"``."""
     return DEFAULT_DTYPES.get(device.partition(":")[0].lower(), "float16")

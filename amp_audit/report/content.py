@@ -45,8 +45,8 @@ class Report:
 
     ``findings`` are at or above the confidence asked for, worst first; ``hidden`` counts those below it. ``command``
     is ``"audit"``, ``"check"`` or ``"report"``; ``target`` is what was looked at, in the user's words. Paths below
-    ``root`` are shown relative to it. ``program`` is None when this job ran nothing, ``summary`` when no trace was left.
-    ``problem`` is the sentence that says why the job could not be done, if so.
+    ``root`` are shown relative to it. ``program`` is None when this job ran nothing, ``summary`` when no trace is
+    there. ``problem`` is the sentence that says why the job could not be done, if so.
     """
 
     command: str

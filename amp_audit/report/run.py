@@ -182,7 +182,9 @@ def _recorded(run: Summary) -> str:
         text = f"{plural(run.steps, 'step')}, every op of each recorded"
     else:
         text = f"{plural(run.steps, 'step')}; ops recorded on {len(run.recorded)} of them ({ranges(run.recorded)})"
-    return text + (f"; float32 re-execution on {'step' if len(run.deep) == 1 else 'steps'} {ranges(run.deep)}" if run.deep else "; no float32 re-execution")
+    if not run.deep:
+        return f"{text}; no float32 re-execution"
+    return f"{text}; float32 re-execution on {'step' if len(run.deep) == 1 else 'steps'} {ranges(run.deep)}"
 
 
 def _grid(columns: int) -> Table:

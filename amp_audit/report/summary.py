@@ -250,17 +250,6 @@ def _one_underflow(name: str, group: Sequence[Mapping[str, float | int | None]])
     )
 
 
-_ALIASES = {"nll_loss_forward": "nll_loss", "nll_loss2d_forward": "nll_loss_nd", "convolution": "conv2d"}
-
-
-def surface_name(op: str) -> str:
-    """The name that autocast's lists know an op by: ``aten::_softmax.out`` -> ``softmax``."""
-    name = op.removeprefix("aten::").removeprefix("aten.").partition(".")[0]
-    if name in _ALIASES:
-        return _ALIASES[name]
-    return name.lstrip("_").removeprefix("native_")
-
-
 def _differences(rows: Iterable[OpRow], header: Header, other: str = "cuda") -> tuple[Difference, ...]:
     """Forward ops under autocast whose dtype ``other``'s lists would make another one."""
     if header.policy == other:
@@ -272,7 +261,7 @@ def _differences(rows: Iterable[OpRow], header: Header, other: str = "cuda") -> 
         ran = row.output
         if row.phase != "forward" or row.autocast is None or ran not in FLOATS or ran is None:
             continue
-        name = surface_name(row.op)
+        name = policy.listed_name(row.op)
         if here.kind(name) == there.kind(name):
             continue
         would = policy.result_dtype(name, row.inputs, row.autocast, other, release)
