@@ -18,6 +18,11 @@ class Severity(enum.IntEnum):
     def word(self) -> str:
         return self.name.lower()
 
+    @property
+    def lowered(self) -> Severity:
+        """One severity lower; info stays info."""
+        return Severity(max(Severity.INFO, self - 1))
+
     @classmethod
     def from_word(cls, word: str) -> Severity:
         """Raises ``ValueError`` for anything but ``error``, ``warning`` or ``info``."""
