@@ -136,12 +136,7 @@ def _with_severity(finding: Finding, severities: Mapping[str, Severity]) -> Find
     level = severities.get(finding.rule)
     if level is None:
         return finding
-    return replace(finding, severity=lowered(level) if finding.verdict is Verdict.NOT_REPRODUCED else level)
-
-
-def lowered(level: Severity) -> Severity:
-    """One severity lower; info stays info."""
-    return Severity(max(Severity.INFO, level - 1))
+    return replace(finding, severity=level.lowered if finding.verdict is Verdict.NOT_REPRODUCED else level)
 
 
 def find(start: Path) -> Path | None:
