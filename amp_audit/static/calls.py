@@ -1,0 +1,223 @@
+"""Calls: which are followed into the project's functions and classes, with which arguments."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable
+
+from amp_audit.hazards import Watch
+from amp_audit.static import ir, project
+from amp_audit.static.effects import Effects
+from amp_audit.static.evaluate import Evaluator, Results, fresh
+from amp_audit.static.evaluate import named as called
+from amp_audit.static.flow import Flow
+from amp_audit.static.hot import Heat
+from amp_audit.static.values import NONE, Func, Instance, Items, Literal, Method, Super, Symbol, Table, Type, Value
+from amp_audit.static.world import Frame, Place, World, merge
+
+MAX_DEPTH = 10
+
+
+class Caller(Evaluator):
+    """Follows calls. ``followed`` are the functions that were walked, by path and ordinal."""
+
+    def __init__(self, code: project.Project, watch: Watch[Place], heat: Heat) -> None:
+        super().__init__(code, watch, heat)
+        self.effects = Effects(self)
+        self.followed: set[tuple[str, int]] = set()
+
+    @abc.abstractmethod
+    def block(self, body: Iterable[ir.Stmt], worlds: list[World]) -> Flow:
+        """Walk statements from several worlds."""
+
+    def evaluate_call(self, node: ir.Call, world: World) -> Results:
+        if isinstance(node.func, ir.Name) and node.func.id == "super" and world.frame.cls is not None:
+            return [(self._super(world), world)]
+        results: Results = []
+        for callee, after in self.eval(node.func, world):
+            for values, named, last in self.arguments(node.args, after):
+                results += self.call(callee, node, values, named, last)
+        return results
+
+    def _super(self, world: World) -> Value:
+        frame = world.frame
+        first = frame.function.params[0].name if frame.function and frame.function.params else ""
+        bound = frame.env.get(first, Symbol("self"))
+        assert frame.cls is not None
+        return Super(bound, frame.cls)
+
+    def arguments(self, args: tuple[ir.Arg, ...], world: World) -> list[tuple[list[Value], dict[str, Value], World]]:
+        found = []
+        for values, after in self._each([arg.value for arg in args], world):
+            positional: list[Value] = []
+            named: dict[str, Value] = {}
+            for arg, value in zip(args, values):
+                if arg.star == "*":
+                    positional += value.items if isinstance(value, Items) else [Method(value, "*")]
+                elif arg.star == "**":
+                    pairs = value.items if isinstance(value, Table) else ()
+                    named.update({str(key): item for key, item in pairs})
+                    if not isinstance(value, Table) or value.open:
+                        named.setdefault("**", value)
+                elif arg.keyword is not None:
+                    named[arg.keyword] = value
+                else:
+                    positional.append(value)
+            found.append((positional, named, after))
+        return found
+
+    def call(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        if isinstance(callee, Func):
+            return self._call_func(callee, node, args, named, world)
+        if isinstance(callee, Type):
+            return self._instantiate(callee, node, args, named, world)
+        if isinstance(callee, Instance):
+            return self._call_instance(callee, node, args, named, world)
+        return self.effects.call(callee, node, args, named, world)
+
+    def _call_func(
+        self, func: Func, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        if not self.heat.function(func.function) or func.function.is_generator:
+            return [(self.effects.result(func, node, args, named, world), world)]
+        if len(world.frames) > MAX_DEPTH or any(frame.function is func.function for frame in world.frames):
+            return [(fresh(node, world), world)]
+        return self.follow(func, node.at, args, named, world)
+
+    def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        """Walk the body of a function with these arguments."""
+        function = func.function
+        self.followed.add((func.module.path, function.at))
+        env = dict(_live_env(func, world))
+        self._bind_parameters(func, env, [*func.args, *args], named, world)
+        world.frames.append(Frame(func.module, function, env, func.cls))
+        entered = self._decorators_enter(function, world)
+        stamp = world.stamp
+        depth = len(world.frames)
+        flow = self.block(function.body, [world])
+        results: Results = [*flow.returned, *((NONE, each) for each in flow.fall)]
+        for _, each in results:
+            self._decorators_leave(entered, function.at, each)
+            each.frames = each.frames[: depth - 1]
+            each.stamp = stamp
+        return _merge_results(results)
+
+    def _bind_parameters(
+        self, func: Func, env: dict[str, Value], args: list[Value], named: dict[str, Value], world: World
+    ) -> None:
+        positional = list(args) if func.bound is None else [func.bound, *args]
+        spread = any(isinstance(value, Method) and value.name == "*" for value in positional) or "**" in named
+        rest = dict(named)
+        for param in func.function.params:
+            if param.kind == "args":
+                env[param.name] = Items(tuple(positional))
+                positional = []
+            elif param.kind == "kwargs":
+                env[param.name] = Table(tuple(rest.items()))
+            elif param.kind == "positional" and positional and not isinstance(positional[0], Method):
+                env[param.name] = called(positional.pop(0), param.name)
+            elif param.name in rest:
+                env[param.name] = called(rest.pop(param.name), param.name)
+            elif param.default is not None and not spread:
+                env[param.name] = self._default(func, param.default, world)
+            else:
+                env[param.name] = parameter(func, param.name)
+
+    def _default(self, func: Func, default: ir.Expr, world: World) -> Value:
+        if isinstance(default, ir.Const):
+            return Literal.of(default.value)
+        world.frames.append(Frame(func.module))
+        results = self.eval(default, world)
+        world.frames.pop()
+        return results[0][0] if len(results) == 1 else Symbol(f"default {default.at}")
+
+    def _decorators_enter(self, function: ir.Function, world: World) -> list[Value]:
+        """Autocast and no_grad as decorators are regions around the body."""
+        entered: list[Value] = []
+        for decorator in function.decorators:
+            if self.heat.decorator(decorator):
+                for value, _ in self.eval(decorator, world)[:1]:
+                    context = self.effects.as_context(value)
+                    if context is not None:
+                        self.effects.enter(context, function.at, world)
+                        entered.append(context)
+        return entered
+
+    def _decorators_leave(self, entered: list[Value], at: int, world: World) -> None:
+        for value in reversed(entered):
+            self.effects.leave(value, at, world, max(0, len(world.state.regions) - 1))
+
+    def _instantiate(
+        self, cls: Type, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        ref = cls.ref
+        special = self.effects.special_class(ref, node, args, named, world)
+        if special is not None:
+            return special
+        identity = (world.frame.module.path, node.at, world.stamp)
+        instance = Instance(identity, ref, self.project.is_subclass(ref, "torch.nn.Module"))
+        return [(instance, after) for after in self.initialise(instance, node.at, args, named, world)]
+
+    def initialise(
+        self, instance: Instance, at: int, args: list[Value], named: dict[str, Value], world: World
+    ) -> list[World]:
+        """Run ``__init__`` on a new instance, or fill the fields of a dataclass."""
+        assert instance.cls is not None
+        method = self.project.methods(instance.cls).get("__init__")
+        if method is None:
+            fields = [
+                s.target.id
+                for s in instance.cls.cls.body
+                if isinstance(s, ir.Declare) and isinstance(s.target, ir.Name)
+            ]
+            for name, value in (*zip(fields, args), *named.items()):
+                world.heap[(instance.id, name)] = value
+            return [world]
+        func = Func(method[0].module, method[1], instance, {}, method[0])
+        if len(world.frames) > MAX_DEPTH or any(frame.function is method[1] for frame in world.frames):
+            return [world]
+        return [after for _, after in self.follow(func, at, args, named, world)]
+
+    def _call_instance(
+        self, instance: Instance, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        methods = self.project.methods(instance.cls) if instance.cls is not None else {}
+        name = "forward" if instance.model and "__call__" not in methods else "__call__"
+        method = methods.get(name)
+        if instance.model:
+            self.effects.forward(instance.id, node.at, world)
+        if method is not None and self.heat.function(method[1]):
+            func = Func(method[0].module, method[1], instance, {}, method[0])
+            if len(world.frames) <= MAX_DEPTH and not any(frame.function is method[1] for frame in world.frames):
+                results = self.follow(func, node.at, args, named, world)
+                if not instance.model:
+                    return results
+                return [(self.effects.output(instance, v, args, named, after), after) for v, after in results]
+        if instance.model:
+            return [(self.effects.output(instance, None, args, named, world), world)]
+        return [(self.effects.result(instance, node, args, named, world), world)]
+
+
+def parameter(func: Func, name: str) -> Symbol:
+    """What an argument is when nobody who passes it is known."""
+    return Symbol(f"{func.module.path}:{func.function.qualname}({name})", name, param=True)
+
+
+def _merge_results(results: Results) -> Results:
+    """One world for each distinct (value, state)."""
+    if len(results) < 2:
+        return results
+    groups: dict[Value, list[World]] = {}
+    for value, world in results:
+        groups.setdefault(value, []).append(world)
+    return [(value, world) for value, worlds in groups.items() for world in merge(worlds)]
+
+
+def _live_env(func: Func, world: World) -> dict[str, Value]:
+    """The frame a nested function was defined in, as it is now when it is still running."""
+    for frame in reversed(world.frames):
+        if frame.function is not None and f"{frame.function.qualname}.<locals>." in f"{func.function.qualname}.":
+            return frame.env
+        if func.function.name == "<lambda>" and frame.env is func.env:
+            return frame.env
+    return func.env

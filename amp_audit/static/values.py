@@ -1,0 +1,257 @@
+"""What an expression can be, as far as mixed-precision training cares. All values are immutable and hashable."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from amp_audit.static import ir
+
+if TYPE_CHECKING:
+    from amp_audit.static.project import ClassRef
+
+Owners: TypeAlias = frozenset[Hashable]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """Something unknown that keeps its identity: a parameter, an attribute of one, the result of an unknown call.
+
+    ``key`` names it across functions, ``text`` is the dotted name by which the code at hand calls it (``""``: none),
+    by which it is recognised through the methods used on it. ``volatile``: it changes from iteration to iteration.
+    ``param``: it came from outside the code that was followed.
+    """
+
+    key: str
+    text: str = ""
+    volatile: bool = False
+    param: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    value: object
+    kind: str = ""  # the type's name, so that 1 and True and 1.0 stay apart
+
+    @classmethod
+    def of(cls, value: object) -> Literal:
+        return cls(value, type(value).__name__)
+
+
+NONE = Literal.of(None)
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """A name of a library, canonical: ``torch.amp.GradScaler``."""
+
+    dotted: str
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A truth value that is not known: ``key`` identifies it, ``negated`` turns it round."""
+
+    key: str
+    negated: bool = False
+    volatile: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scaler:
+    """A GradScaler. A disabled one does nothing: scale is the identity and step is the optimizer's own."""
+
+    id: Hashable
+    enabled: bool = True
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    id: Hashable
+    closure: bool = False  # LBFGS and its like need a closure
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    id: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """An autocast object; ``dtype`` is None when it cannot be told."""
+
+    device: str | None
+    dtype: str | None
+    enabled: bool
+    cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NoGrad:
+    """``torch.no_grad()`` or ``torch.inference_mode()``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """An object of a class that is read, or of an nn.Module of a library (then ``cls`` is None)."""
+
+    id: Hashable
+    cls: ClassRef | None = None
+    model: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Parameters, parameter groups or gradients of ``owners``; empty when nobody knows whose."""
+
+    owners: Owners = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor on its way to a loss. ``scaled``: the id of the scaler whose scale it carries; ``doubt``: it may carry
+    one that was not seen. ``dtype``: of the autocast region in which it was computed.
+    """
+
+    owners: Owners = frozenset()
+    dtype: str | None = None
+    scaled: Hashable = None
+    doubt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StateDict:
+    """The result of ``x.state_dict()``; ``of``: model | optimizer | scaler."""
+
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A tuple, list or set whose items are known."""
+
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A dict whose string keys are known; ``open``: there may be more in it."""
+
+    items: tuple[tuple[object, Value], ...] = ()
+    open: bool = False
+
+    def get(self, key: object) -> Value | None:
+        return next((value for name, value in self.items if name == key), None)
+
+    def put(self, key: object, value: Value) -> Table:
+        return Table((*(pair for pair in self.items if pair[0] != key), (key, value)), self.open)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Func:
+    """A function of the project, perhaps bound to ``self``; ``env`` is the frame it was defined in."""
+
+    module: ir.Module
+    function: ir.Function
+    bound: Value | None = None
+    env: dict[str, Value] = field(default_factory=dict)
+    cls: ClassRef | None = None
+    args: tuple[Value, ...] = ()  # of functools.partial
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Func) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.module.path, self.function.at, self.bound, self.args)
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A class of the project."""
+
+    ref: ClassRef
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A module of the project, or of a library (then ``module`` is None)."""
+
+    dotted: str
+    module: ir.Module | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of something that is not a class of the project."""
+
+    base: Value
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Super:
+    bound: Value
+    cls: ClassRef
+
+
+Value: TypeAlias = (
+    Symbol
+    | Literal
+    | External
+    | Condition
+    | Scaler
+    | Optimizer
+    | Scheduler
+    | Region
+    | NoGrad
+    | Instance
+    | Parameters
+    | Tensor
+    | StateDict
+    | Items
+    | Table
+    | Func
+    | Type
+    | Package
+    | Method
+    | Super
+)
+
+
+def inside(value: Value) -> Iterator[Value]:
+    """The value, and all that the containers in it hold."""
+    yield value
+    if isinstance(value, Items):
+        for item in value.items:
+            yield from inside(item)
+    elif isinstance(value, Table):
+        for _, item in value.items:
+            yield from inside(item)
+
+
+def key_of(value: Value) -> str:
+    """A text that identifies a value for the sake of conditions."""
+    if isinstance(value, Symbol):
+        return value.key
+    if isinstance(value, Literal):
+        return repr(value.value)
+    if isinstance(value, External):
+        return value.dotted
+    if isinstance(value, Condition):
+        return f"not {value.key}" if value.negated else value.key
+    if isinstance(value, (Scaler, Optimizer, Instance)):
+        return f"{type(value).__name__}{value.id!r}"
+    if isinstance(value, Method):
+        return f"{key_of(value.base)}.{value.name}"
+    return type(value).__name__
+
+
+def is_volatile(value: Value) -> bool:
+    if isinstance(value, (Symbol, Condition)):
+        return value.volatile
+    return isinstance(value, Tensor) or (isinstance(value, Items) and any(map(is_volatile, value.items)))

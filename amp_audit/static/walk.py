@@ -1,0 +1,364 @@
+"""Walk the code along its paths: statements fork and merge worlds, loops run twice, regions end on every way out.
+
+What calls on scalers, optimizers, models and torch's own functions do is in ``effects.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from amp_audit import events
+from amp_audit.hazards import Watch
+from amp_audit.static import ir, project
+from amp_audit.static.algebra import equality
+from amp_audit.static.calls import Caller
+from amp_audit.static.evaluate import Results
+from amp_audit.static.flow import Flow
+from amp_audit.static.hot import Heat
+from amp_audit.static.values import NONE, Condition, External, Func, Symbol, Type, Value, key_of
+from amp_audit.static.world import Place, World, either, merge, short, split
+
+FUEL = 150_000
+_DEAD = "builtins.exit"
+
+
+class OutOfFuel(Exception):
+    """The paths of one entry are too many to walk; what was found so far stands."""
+
+
+class Walker(Caller):
+    """Walks one entry of a project."""
+
+    def __init__(self, code: project.Project, watch: Watch[Place], heat: Heat) -> None:
+        super().__init__(code, watch, heat)
+        self.fuel = FUEL
+
+    # Statements
+
+    def block(self, body: Iterable[ir.Stmt], worlds: list[World]) -> Flow:
+        flow = Flow(fall=worlds)
+        for statement in body:
+            if not flow.fall:
+                break
+            step = Flow()
+            for world in flow.fall:
+                self._burn()
+                self._statement(statement, world, step)
+            flow.leave(step)
+            flow.fall = merge(step.fall) if len(step.fall) > 1 else step.fall
+        return flow
+
+    def _burn(self) -> None:
+        self.fuel -= 1
+        if self.fuel < 0:
+            raise OutOfFuel
+
+    def _statement(self, statement: ir.Stmt, world: World, flow: Flow) -> None:
+        handler = _STATEMENTS.get(type(statement))
+        if handler is not None:
+            handler(self, statement, world, flow)
+        else:
+            flow.fall.append(world)
+
+    def _evaluate(self, statement: ir.Evaluate, world: World, flow: Flow) -> None:
+        for value, after in self.eval(statement.value, world):
+            if not (isinstance(value, External) and value.dotted == _DEAD):
+                flow.fall.append(after)
+
+    def _assign(self, statement: ir.Assign, world: World, flow: Flow) -> None:
+        for value, after in self.eval(statement.value, world):
+            for target in statement.targets:
+                self.bind(target, value, after)
+            flow.fall.append(after)
+
+    def _augment(self, statement: ir.Augment, world: World, flow: Flow) -> None:
+        binary = ir.Binary(statement.at, statement.op, statement.target, statement.value)
+        for value, after in self.eval(binary, world):
+            self.bind(statement.target, value, after)
+            flow.fall.append(after)
+
+    def _return(self, statement: ir.Return, world: World, flow: Flow) -> None:
+        world.left = ((world.frame.module.path, statement.at), world.trail)
+        results: Results = [(NONE, world)] if statement.value is None else self.eval(statement.value, world)
+        flow.returned += results
+
+    def _continue(self, statement: ir.Continue, world: World, flow: Flow) -> None:
+        world.left = ((world.frame.module.path, statement.at), world.trail)
+        flow.continued.append(world)
+
+    def _break(self, statement: ir.Break, world: World, flow: Flow) -> None:
+        flow.broken.append(world)
+
+    def _raise(self, statement: ir.Raise, world: World, flow: Flow) -> None:
+        """The path ends: a program that died shows no finding."""
+
+    def _assert(self, statement: ir.Assert, world: World, flow: Flow) -> None:
+        flow.fall += [after for true, after in self.decide(statement.test, world) if true]
+
+    def _scope(self, statement: ir.Scope, world: World, flow: Flow) -> None:
+        world.frame.shared.update(dict.fromkeys(statement.names, statement.kind))
+        flow.fall.append(world)
+
+    def _import(self, statement: ir.Import, world: World, flow: Flow) -> None:
+        if world.frame.function is not None:
+            for name, target in statement.bindings:
+                if name != "*":
+                    world.env[name] = self.bound(self.project.imported(world.frame.module, target), world)
+        flow.fall.append(world)
+
+    def _define(self, statement: ir.Function, world: World, flow: Flow) -> None:
+        frame = world.frame
+        if frame.function is not None:
+            world.env[statement.name] = Func(frame.module, statement, None, frame.env, frame.cls)
+        flow.fall.append(world)
+
+    def _class(self, statement: ir.Class, world: World, flow: Flow) -> None:
+        if world.frame.function is not None:
+            world.env[statement.name] = Type(project.ClassRef(world.frame.module, statement))
+        flow.fall.append(world)
+
+    def _delete(self, statement: ir.Delete, world: World, flow: Flow) -> None:
+        for target in statement.targets:
+            if isinstance(target, ir.Name):
+                world.env.pop(target.id, None)
+        flow.fall.append(world)
+
+    def _if(self, statement: ir.If, world: World, flow: Flow) -> None:
+        if not self.heat.forks(statement):
+            self._cold_if(statement, world, flow)
+            return
+        for true, after in self.decide(statement.test, world):
+            arm = self.block(statement.body if true else statement.orelse, [after])
+            flow.leave(arm)
+            flow.fall += arm.fall
+
+    def _cold_if(self, statement: ir.If, world: World, flow: Flow) -> None:
+        """An ``if`` that matters only for the names it assigns: no new paths, the names hold either value."""
+        decided = self.decide(statement.test, world)
+        arms = [self.block(statement.body if true else statement.orelse, [after]).fall for true, after in decided]
+        ends = [after for arm in arms for after in arm[:1]]
+        if not ends:
+            return
+        first = ends[0]
+        for other in ends[1:]:
+            if first.state != other.state:
+                flow.fall.append(other)
+                continue
+            _blend(first.env, other.env)
+            _blend(first.heap, other.heap)
+            _blend(first.globals, other.globals)
+            first.flags = {key: value for key, value in first.flags.items() if other.flags.get(key) is value}
+        flow.fall.append(first)
+
+    def _for(self, statement: ir.For, world: World, flow: Flow) -> None:
+        for iterable, after in self.eval(statement.iterable, world):
+            known = self.known_items(iterable)
+            rounds = known if known is not None else [self.element(iterable, n, after) for n in range(2)]
+            if known == []:
+                flow.fall.append(after)
+                continue
+            self._loop(statement, after, [self._binder(statement.target, item) for item in rounds], flow)
+
+    def _binder(self, target: ir.Expr, item: Value) -> Callable[[World], list[World]]:
+        def begin(world: World) -> list[World]:
+            self.bind(target, item, world)
+            return [world]
+
+        return begin
+
+    def _while(self, statement: ir.While, world: World, flow: Flow) -> None:
+        def begin(inner: World) -> list[World]:
+            return [after for true, after in self.decide(statement.test, inner) if true]
+
+        self._loop(statement, world, [begin, begin], flow)
+
+    def _loop(
+        self,
+        statement: ir.For | ir.While,
+        world: World,
+        rounds: list[Callable[[World], list[World]]],
+        flow: Flow,
+    ) -> None:
+        """Walk the body once for every round; what is left over from one iteration meets the next."""
+        outer, depth, current, done = world.stamp, len(world.rounds), [world], list[World]()
+        for number, begin in enumerate(rounds):
+            starts = []
+            for each in current:
+                each.stamp, each.rounds = (*outer, number), (*each.rounds[:depth], each.trail)
+                starts += begin(each)
+            body = self.block(statement.body, starts)
+            flow.returned += body.returned
+            done += body.broken
+            current = [*body.fall, *body.continued]
+            for each in current:
+                self._iteration_end(statement, each)
+            current = merge(current)
+        if statement.orelse and current:
+            final = self.block(statement.orelse, current)
+            flow.leave(final)
+            current = final.fall
+        for each in (*current, *done):
+            each.stamp, each.rounds = outer, each.rounds[:depth]
+        flow.fall += merge([*current, *done])
+
+    def _iteration_end(self, statement: ir.For | ir.While, world: World) -> None:
+        """A loop's round is a training iteration when a backward happened in it."""
+        if not _had_backward(world):
+            return
+        place = (world.frame.module.path, statement.at)
+        if world.left is not None and world.left[1] is world.trail:
+            place = world.left[0]
+        self.emit(world, events.Event(events.Kind.ITERATION_END), place[1], place[0])
+
+    def _with(self, statement: ir.With, world: World, flow: Flow) -> None:
+        self._enter(statement, 0, world, flow)
+
+    def _enter(self, statement: ir.With, index: int, world: World, flow: Flow) -> None:
+        """Enter the contexts from ``index`` on, then the body; leave them on every way out."""
+        if index == len(statement.items):
+            inner = self.block(statement.body, [world])
+            flow.leave(inner)
+            flow.fall += inner.fall
+            return
+        context, target = statement.items[index]
+        if self._manager(statement, index, world, flow):
+            return
+        for value, after in self.eval(context, world):
+            inner = Flow()
+            depth = len(after.state.regions)
+            entered = self.effects.enter(value, statement.at, after)
+            if target is not None:
+                self.bind(target, entered, after)
+            self._enter(statement, index + 1, after, inner)
+            for left in _all(inner):
+                self.effects.leave(value, statement.at, left, depth)
+            flow.leave(inner)
+            flow.fall += inner.fall
+
+    def _manager(self, statement: ir.With, index: int, world: World, flow: Flow) -> bool:
+        """``with`` over a generator of the project: its body runs, ours where it yields."""
+        context = statement.items[index][0]
+        if not isinstance(context, ir.Call):
+            return False
+        found = [value for value, _ in self.eval(context.func, world.fork())]
+        func = found[0] if len(found) == 1 else None
+        if not isinstance(func, Func) or not func.function.is_generator or not self.heat.function(func.function):
+            return False
+        depth, inner = len(world.frames), Flow()
+
+        def resume(at_yield: World) -> list[World]:
+            mine = at_yield.frames[depth:]
+            at_yield.frames = at_yield.frames[:depth]
+            part = Flow()
+            self._enter(statement, index + 1, at_yield, part)
+            for each in part.fall:
+                each.frames = [*each.frames, *(frame.copy() for frame in mine)]
+            inner.leave(part)
+            return part.fall
+
+        self._yielding.append(resume)
+        args = self.arguments(context.args, world)
+        ends = [after for values, named, w in args for _, after in self.follow(func, context.at, values, named, w)]
+        self._yielding.pop()
+        flow.leave(inner)
+        flow.fall += ends
+        return True
+
+    def _try(self, statement: ir.Try, world: World, flow: Flow) -> None:
+        handled = [h for h in statement.handlers if self.heat.matters(h.body)]
+        before = world.fork() if handled else world
+        tried, inner = self.block(statement.body, [world]), Flow()
+        inner.leave(tried)
+        after = self.block(statement.orelse, tried.fall)
+        inner.leave(after)
+        inner.fall += after.fall
+        for handler in handled:
+            start = before.fork()
+            if handler.name:
+                start.env[handler.name] = Symbol(f"exception {handler.at}", volatile=True)
+            caught = self.block(handler.body, [start])
+            inner.leave(caught)
+            inner.fall += caught.fall
+        if statement.final:
+            inner = self._finally(statement.final, inner)
+        flow.leave(inner)
+        flow.fall += merge(inner.fall)
+
+    def _finally(self, final: tuple[ir.Stmt, ...], inner: Flow) -> Flow:
+        done = Flow()
+        for name in ("fall", "broken", "continued"):
+            end = self.block(final, getattr(inner, name))
+            done.leave(end)
+            getattr(done, name).extend(end.fall)
+        for value, world in inner.returned:
+            done.returned += [(value, each) for each in self.block(final, [world]).fall]
+        return done
+
+    def _match(self, statement: ir.Match, world: World, flow: Flow) -> None:
+        for subject, after in self.eval(statement.subject, world):
+            rest = [after]
+            for names, pattern, _, body in statement.cases:
+                taken, missed = list[World](), list[World]()
+                for each in rest:
+                    test = Condition(short(f"case {key_of(subject)} {pattern!r} {statement.at}"), volatile=True)
+                    if pattern is not None:
+                        for constant, _ in self.eval(pattern, each.fork())[:1]:
+                            equal = equality(subject, constant)
+                            test = equal if isinstance(equal, Condition) else test
+                    for true, side in [(True, each)] if pattern is None and not names else split(each, test):
+                        (taken if true else missed).append(side)
+                for each in taken:
+                    each.env.update(dict.fromkeys(names, subject))
+                arm = self.block(body, taken)
+                flow.leave(arm)
+                flow.fall += arm.fall
+                rest = missed
+            flow.fall += rest
+
+
+def _had_backward(world: World) -> bool:
+    """Whether a backward happened since the innermost loop's round began."""
+    step, start = world.trail, world.rounds[-1]
+    while step is not None and step is not start:
+        if step.event.kind is events.Kind.BACKWARD:
+            return True
+        step = step.previous
+    return False
+
+
+def _blend(mine: dict, other: dict) -> None:  # type: ignore[type-arg]
+    for key in [*mine]:
+        if key in other:
+            mine[key] = either(mine[key], other[key])
+    for key in other:
+        mine.setdefault(key, other[key])
+
+
+def _all(flow: Flow) -> Iterator[World]:
+    yield from flow.fall
+    yield from flow.broken
+    yield from flow.continued
+    yield from (world for _, world in flow.returned)
+
+
+_STATEMENTS = {
+    ir.Evaluate: Walker._evaluate,
+    ir.Assign: Walker._assign,
+    ir.Augment: Walker._augment,
+    ir.Return: Walker._return,
+    ir.Continue: Walker._continue,
+    ir.Break: Walker._break,
+    ir.Raise: Walker._raise,
+    ir.Assert: Walker._assert,
+    ir.Scope: Walker._scope,
+    ir.Import: Walker._import,
+    ir.Function: Walker._define,
+    ir.Class: Walker._class,
+    ir.Delete: Walker._delete,
+    ir.If: Walker._if,
+    ir.For: Walker._for,
+    ir.While: Walker._while,
+    ir.With: Walker._with,
+    ir.Try: Walker._try,
+    ir.Match: Walker._match,
+}

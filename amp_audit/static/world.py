@@ -1,0 +1,235 @@
+"""One path through the code: what names hold, what the state machine says, which conditions were decided.
+
+Worlds are copied where paths fork and merged where they agree again. A condition that was decided stays decided, so a
+flag that governs several branches takes the same arm in all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from amp_audit import protocol
+from amp_audit.hazards import Trail
+from amp_audit.static import ir
+from amp_audit.static.values import (
+    NONE,
+    Condition,
+    External,
+    Func,
+    Instance,
+    Items,
+    Literal,
+    Optimizer,
+    Package,
+    Parameters,
+    Region,
+    Scaler,
+    Scheduler,
+    StateDict,
+    Symbol,
+    Table,
+    Tensor,
+    Type,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from amp_audit.static.project import ClassRef
+
+K = TypeVar("K")
+Place = tuple[str, int]
+"""A module's path and an ordinal in it."""
+
+MAX_WORLDS = 64
+_LONG_KEY = 120
+_ALWAYS_TRUE = (Scaler, Optimizer, Scheduler, Region, Instance, Func, Type, Package, External, StateDict, Parameters)
+
+
+@dataclass(slots=True)
+class Frame:
+    """The names of one call of a function, or of a module's own code (``function`` is None).
+
+    ``cls`` is the class whose method runs, ``shared`` the names declared global or nonlocal.
+    """
+
+    module: ir.Module
+    function: ir.Function | None = None
+    env: dict[str, Value] = field(default_factory=dict)
+    cls: ClassRef | None = None
+    shared: dict[str, str] = field(default_factory=dict)
+
+    def copy(self) -> Frame:
+        return Frame(self.module, self.function, dict(self.env), self.cls, dict(self.shared))
+
+
+@dataclass(slots=True)
+class World:
+    """``heap``: attributes of instances and of symbols; ``globals``: module-level names by (path, name).
+
+    ``stamp`` names the iteration of the loops around, ``no_grad`` counts entered no_grad regions. ``left`` is the last
+    early return or continue, with the trail as it was there; ``rounds`` are the trails where each loop's round began.
+    """
+
+    frames: list[Frame] = field(default_factory=list)
+    heap: dict[tuple[Hashable, str], Value] = field(default_factory=dict)
+    globals: dict[tuple[str, str], Value] = field(default_factory=dict)
+    state: protocol.State = field(default_factory=protocol.State)
+    flags: dict[str, bool] = field(default_factory=dict)
+    trail: Trail[Place] | None = None
+    stamp: tuple[int, ...] = ()
+    no_grad: int = 0
+    left: tuple[Place, Trail[Place] | None] | None = None
+    rounds: tuple[Trail[Place] | None, ...] = ()
+
+    @property
+    def frame(self) -> Frame:
+        return self.frames[-1]
+
+    @property
+    def env(self) -> dict[str, Value]:
+        return self.frames[-1].env
+
+    def fork(self) -> World:
+        return World(
+            [frame.copy() for frame in self.frames],
+            dict(self.heap),
+            dict(self.globals),
+            self.state,
+            dict(self.flags),
+            self.trail,
+            self.stamp,
+            self.no_grad,
+            self.left,
+            self.rounds,
+        )
+
+    def signature(self) -> Hashable:
+        """Equal for worlds that differ in decided conditions and in the way here only."""
+        frames = tuple(frozenset(frame.env.items()) for frame in self.frames)
+        return (
+            frames,
+            frozenset(self.heap.items()),
+            frozenset(self.globals.items()),
+            replace(self.state, ever=frozenset()),
+            self.stamp,
+            self.no_grad,
+        )
+
+    def condition_key(self, condition: Condition) -> str:
+        return f"{condition.key}@{self.stamp}" if condition.volatile else condition.key
+
+    def known(self, condition: Condition) -> bool | None:
+        """How a condition was decided on this path, if it was."""
+        key = self.condition_key(condition)
+        found = self.flags.get(key)
+        if found is None:
+            found = self._implied(key)
+        return None if found is None else found is not condition.negated
+
+    def _implied(self, key: str) -> bool | None:
+        """What another decided condition says of this one: None-ness and truth, and equality with other constants."""
+        if key.endswith(" is None"):
+            return False if self.flags.get(key.removesuffix(" is None")) else None
+        if self.flags.get(f"{key} is None"):
+            return False
+        subject, equals, _ = key.rpartition(" == ")
+        if equals and any(
+            value and name.startswith(f"{subject} == ") and name != key for name, value in self.flags.items()
+        ):
+            return False
+        return None
+
+    def decide(self, condition: Condition, truth: bool) -> None:
+        self.flags[self.condition_key(condition)] = truth is not condition.negated
+
+
+def split(world: World, value: Value) -> list[tuple[bool, World]]:
+    """The truth of a value: one world when it is known, else two, each with the condition decided."""
+    condition = truth_of(value)
+    if isinstance(condition, bool):
+        return [(condition, world)]
+    known = world.known(condition)
+    if known is not None:
+        return [(known, world)]
+    other = world.fork()
+    world.decide(condition, True)
+    other.decide(condition, False)
+    return [(True, world), (False, other)]
+
+
+def truth_of(value: Value) -> bool | Condition:
+    if isinstance(value, Literal):
+        return bool(value.value)
+    if isinstance(value, Condition):
+        return value
+    if isinstance(value, _ALWAYS_TRUE):
+        return True
+    if isinstance(value, Items):
+        return bool(value.items)
+    if isinstance(value, Table) and not value.open:
+        return bool(value.items)
+    if isinstance(value, Symbol):
+        return Condition(value.key, volatile=value.volatile)
+    return Condition(f"truth of {value!r}"[:_LONG_KEY], volatile=True)
+
+
+def short(text: str) -> str:
+    """A key of bounded length, equal for equal texts."""
+    if len(text) <= _LONG_KEY:
+        return text
+    return f"{text[:40]}…{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def merge(worlds: Iterable[World]) -> list[World]:
+    """Worlds that agree in all but decided conditions become one. Above ``MAX_WORLDS``, those with the same protocol
+    state do, and if they are still too many all become one, that knows only what they share.
+    """
+    kept: dict[Hashable, World] = {}
+    for world in worlds:
+        same = kept.setdefault(world.signature(), world)
+        if same is not world:
+            same.state = replace(same.state, ever=same.state.ever | world.state.ever)
+            same.flags = {key: value for key, value in same.flags.items() if world.flags.get(key) is value}
+    merged = list(kept.values())
+    if len(merged) <= MAX_WORLDS:
+        return merged
+    alike: dict[Hashable, list[World]] = {}
+    for world in merged:
+        alike.setdefault(replace(world.state, ever=frozenset()), []).append(world)
+    merged = [melt(group) for group in alike.values()]
+    return merged if len(merged) <= MAX_WORLDS else [melt(merged)]
+
+
+def melt(worlds: list[World]) -> World:
+    """One world that knows only what all of them share."""
+    first, *rest = worlds
+    melted = first.fork()
+    for world in rest:
+        melted.state = protocol.join(melted.state, world.state)
+        for mine, other in zip(melted.frames, world.frames):
+            mine.env = _shared(mine.env, other.env)
+        melted.heap = _shared(melted.heap, world.heap)
+        melted.globals = _shared(melted.globals, world.globals)
+        melted.flags = {key: value for key, value in melted.flags.items() if world.flags.get(key) is value}
+    return melted
+
+
+def _shared(one: dict[K, Value], two: dict[K, Value]) -> dict[K, Value]:
+    return {key: either(value, two[key]) if key in two else value for key, value in one.items()}
+
+
+def either(one: Value, two: Value) -> Value:
+    """A value that may be either of two: what they have in common, else something unknown."""
+    if one == two:
+        return one
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        doubt = one.doubt or two.doubt or one.scaled != two.scaled
+        same = one.dtype == two.dtype
+        return Tensor(one.owners | two.owners, one.dtype if same else None, None if doubt else one.scaled, doubt)
+    return Symbol(short(f"either({one!r},{two!r})"))
+
+
+__all__ = ["MAX_WORLDS", "NONE", "Frame", "Place", "World", "either", "melt", "merge", "short", "split", "truth_of"]
