@@ -297,6 +297,7 @@ def _unscale(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed), phase=_phase(state, event))
     if facts["phase"] in ("unscaled", "stepped"):
+        facts["raises"] = True
         return state  # torch raises before it touches anything
     done = _change(state, owners, _divide)
     return _checked(done, event, "unscaled", facts)
@@ -311,6 +312,7 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
     facts.update(describe(state, owners, assumed))
     if event.via is Via.SCALER:
         facts["phase"] = _phase(state, event)
+        facts["raises"] = facts["phase"] == "stepped" or (facts["gradients"] == "none" and not assumed)
         if facts["phase"] == "stepped":
             return state  # torch raises before it touches anything
     state = _weights_changed(state, owners if not assumed else None, "step")
@@ -334,6 +336,7 @@ def _update(state: State, event: Event, facts: dict[str, object]) -> State:
     scaler = get(state.scalers, event.scaler) or Scaler()
     facts["round"] = scaler.round
     facts["given"] = event.given
+    facts["raises"] = scaler.round == "open" and not event.given
     pending = any(held.value == "scaled" and not held.consumed for _, held in state.owners)
     facts["pending"] = pending
     phases = tuple((key, "ready" if _of(key, event.scaler) else value) for key, value in state.phases)
