@@ -195,7 +195,8 @@ def _detectors(data: object, where: str) -> tuple[Detector, ...]:
 def _detector(data: object, where: str) -> Detector:
     if not isinstance(data, dict):
         raise RuleError(f"`{where}` must be a mapping or a list of mappings")
-    kinds = [kind for kind in DETECTOR_KEYS if kind in data]
+    present = [kind for kind in DETECTOR_KEYS if kind in data]
+    kinds = [kind for kind in present if not any(kind in DETECTOR_KEYS[other] for other in present)]
     if len(kinds) != 1:
         raise RuleError(f"`{where}` needs exactly one of {', '.join(DETECTOR_KEYS)}")
     kind = kinds[0]
