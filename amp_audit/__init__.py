@@ -1,5 +1,73 @@
-"""amp-audit: finds mixed-precision mistakes in PyTorch training programs by reading them and by watching them run."""
+"""amp-audit: finds mixed-precision mistakes in PyTorch training programs by reading them and by watching them run.
+
+``check`` reads, ``audit`` reads and runs, ``trace`` records this process, ``load_trace`` reads a trace back. Importing
+this package imports neither torch nor libcst.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# Bound first, so that the function of the same name below is what ``amp_audit.trace`` means from then on.
+import amp_audit.trace
+
+if TYPE_CHECKING:
+    from amp_audit.report import Report
+    from amp_audit.settings import Settings
+    from amp_audit.trace.schema import Trace
+
 __version__ = "0.1.0"
+__all__ = ["audit", "check", "load_trace", "trace"]
+
+
+def check(*paths: str | Path, settings: Settings | None = None) -> Report:
+    """Read files and folders (the working directory if none is given) and report what is wrong.
+
+    ``settings`` None reads ``[tool.amp-audit]``. Raises ``TargetError``, ``SettingsError`` or ``RuleError``.
+    """
+    from amp_audit import jobs
+
+    return jobs.check([Path(path) for path in paths or (".",)], settings or _configured())
+
+
+def audit(*command: str | Path, steps: int | None = 20, settings: Settings | None = None) -> Report | None:
+    """Read a script, run it with its arguments in a process of its own, and report both.
+
+    ``steps``: stop it after so many optimizer steps (None: let it end). None is returned in a rank of a launcher that
+    leaves the report to another rank. Raises what ``check`` raises, and ``LaunchError``.
+    """
+    from amp_audit import jobs, target
+    from amp_audit.supervisor import Recording
+
+    words = [str(word) for word in command]
+    return jobs.audit(target.script(words), settings or _configured(), Recording(steps)).report
+
+
+def trace(
+    model: Any = None,
+    optimizer: Any = None,
+    scaler: Any = None,
+    *,
+    sample: str | int = "default",
+    steps: int | None = None,
+) -> AbstractContextManager[Any]:
+    """Record the training steps of this process while the context is open. Needs torch."""
+    from amp_audit.runtime import context
+
+    return context.trace(model, optimizer, scaler, sample=sample, steps=steps)
+
+
+def load_trace(folder: str | Path) -> Sequence[Trace]:
+    """The traces of all processes in ``folder``, by rank. Raises ``TraceError``."""
+    from amp_audit.trace import reader
+
+    return reader.read(Path(folder))
+
+
+def _configured() -> Settings:
+    from amp_audit import settings
+
+    return settings.read(Path.cwd())

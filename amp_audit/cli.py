@@ -1,0 +1,333 @@
+"""The command line: read options, call one function of ``amp_audit.jobs``, print, exit code. No logic."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+from amp_audit import __version__
+
+if TYPE_CHECKING:
+    from amp_audit.report import Report
+    from amp_audit.settings import Settings
+    from amp_audit.supervisor import Recording
+    from amp_audit.target import Target
+
+USAGE = """\
+usage: amp-audit [OPTIONS] TRAIN.py [ARGS...]       read it, run it, one report
+       amp-audit [OPTIONS] -m MODULE [ARGS...]
+       amp-audit [OPTIONS] -- LAUNCHER ...          torchrun, accelerate launch, ...
+       amp-audit check [OPTIONS] [PATHS...]         read only; needs no torch
+       amp-audit run [OPTIONS] TRAIN.py [ARGS...]   run only, leave a trace
+       amp-audit report [OPTIONS] TRACE...          show traces, ranks merged
+       amp-audit explain RULE                       what a rule is about
+       amp-audit rules                              all rules, one line each
+"""
+
+ABOUT = """\
+Finds where a PyTorch training program loses precision, wastes it, or misuses
+AMP: by reading the program and by watching it run. Options of amp-audit stand
+before TRAIN.py; all after it belongs to the program.
+
+Exit codes: 0 nothing at or above --fail-on, 1 findings, 2 amp-audit could not
+do its job, 3 the audited program failed or was killed.
+"""
+
+UNABLE = 2
+INTERRUPTED = 130
+
+
+class UsageError(Exception):
+    """A command line that cannot be used; the message is one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and takes no abbreviations: they change their meaning with each new option."""
+
+    def __init__(self, command: str) -> None:
+        prog = f"amp-audit {command}".strip()
+        super().__init__(prog, usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
+        self.add_argument("-h", "--help", action="store_true", help="show this and exit")
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; nothing is raised for a user's mistake."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character of the source must not end the report.
+        getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Nobody reads on; the interpreter's own flush at exit must not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNABLE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if not isinstance(error, _expected()):
+            raise
+        print(f"amp-audit: {error}", file=sys.stderr)
+        return UNABLE
+
+
+def _expected() -> tuple[type[Exception], ...]:
+    """Errors that are the user's to mend and whose message says how."""
+    from amp_audit.rulebook import RuleError
+    from amp_audit.runtime.launch import LaunchError
+    from amp_audit.settings import SettingsError
+    from amp_audit.target import TargetError
+    from amp_audit.trace.reader import TraceError
+
+    return (UsageError, RuleError, LaunchError, SettingsError, TargetError, TraceError)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        print(USAGE, end="", file=sys.stderr)
+        return UNABLE
+    if words[0] in ("-V", "--version"):
+        print(f"amp-audit {__version__}")
+        return 0
+    command = COMMANDS.get(words[0])
+    return command(words[1:]) if command is not None else _audit(words)
+
+
+def _audit(words: list[str]) -> int:
+    parser = _Parser("")
+    _add_recording(parser)
+    _add_reporting(parser)
+    options, program = _split(parser, words)
+    if options.help:
+        return _help(parser, USAGE, ABOUT)
+    from amp_audit import jobs
+
+    output = _Output(options)
+    outcome = jobs.audit(_target(program), _settings(options), _recording(options))
+    return output.show(outcome.report, outcome.code)
+
+
+def _run(words: list[str]) -> int:
+    parser = _Parser("run")
+    _add_recording(parser)
+    options, program = _split(parser, words)
+    if options.help:
+        return _help(parser, "usage: amp-audit run [OPTIONS] TRAIN.py [ARGS...]\n", "Run only; leave a trace.\n")
+    from amp_audit import jobs
+
+    outcome = jobs.record(_target(program), _recording(options))
+    print(f"amp-audit: {outcome.message}", file=sys.stderr)
+    return outcome.code
+
+
+def _check(words: list[str]) -> int:
+    parser = _Parser("check")
+    parser.add_argument("paths", nargs="*", metavar="PATHS", type=Path, help="files and folders (default: .)")
+    _add_reporting(parser)
+    options = parser.parse_args(words)
+    if options.help:
+        return _help(parser, "usage: amp-audit check [OPTIONS] [PATHS...]\n", "Read only; needs no torch.\n")
+    from amp_audit import jobs
+
+    output = _Output(options)
+    report = jobs.check(options.paths or [Path()], _settings(options))
+    return output.show(report, report.exit_code)
+
+
+def _report(words: list[str]) -> int:
+    parser = _Parser("report")
+    parser.add_argument("traces", nargs="*", metavar="TRACE", type=Path, help="folders that runs left behind")
+    _add_reporting(parser)
+    options = parser.parse_args(words)
+    if options.help:
+        return _help(parser, "usage: amp-audit report [OPTIONS] TRACE...\n", "Show traces, ranks merged.\n")
+    if not options.traces:
+        parser.error("no trace given")
+    from amp_audit import jobs
+
+    output = _Output(options)
+    report = jobs.report(options.traces, _settings(options))
+    return output.show(report, report.exit_code)
+
+
+def _explain(words: list[str]) -> int:
+    parser = _Parser("explain")
+    parser.add_argument("rule", nargs="?", metavar="RULE", help="an id or a name: AMP202, clip-before-unscale")
+    parser.add_argument("--rules", action="append", default=[], type=Path, metavar="DIR", help="more rules")
+    options = parser.parse_args(words)
+    if options.help:
+        return _help(parser, "usage: amp-audit explain RULE\n", "What a rule is about, and how to mend it.\n")
+    if options.rule is None:
+        parser.error("no rule given")
+    from amp_audit import jobs
+    from amp_audit.report import rules
+
+    rules.explain(jobs.rule(options.rule, _configured(options)), sys.stdout)
+    return 0
+
+
+def _rules(words: list[str]) -> int:
+    parser = _Parser("rules")
+    parser.add_argument("--rules", action="append", default=[], type=Path, metavar="DIR", help="more rules")
+    options = parser.parse_args(words)
+    if options.help:
+        return _help(parser, "usage: amp-audit rules\n", "All rules, one line each.\n")
+    from amp_audit import jobs
+    from amp_audit.report import rules
+
+    rules.table(jobs.rulebook(_configured(options)), sys.stdout)
+    return 0
+
+
+COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
+    "check": _check,
+    "run": _run,
+    "report": _report,
+    "explain": _explain,
+    "rules": _rules,
+}
+"""Words with a meaning of their own, in first position only: a script named ``check`` is ``./check``."""
+
+
+def _help(parser: _Parser, usage: str, about: str) -> int:
+    options = parser.format_help().strip()
+    print(f"{usage}\n{about}\n{options}")
+    return 0
+
+
+def _add_recording(parser: _Parser) -> None:
+    group = parser.add_argument_group("running")
+    group.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
+    group.add_argument("--steps", type=_count_or_all, default=20, metavar="N|all", help="optimizer steps to run (20)")
+    group.add_argument(
+        "--sample",
+        type=_sample,
+        default="default",
+        metavar="default|all|N",
+        help="steps whose ops are recorded: every one up to 50, then fewer; all; every Nth",
+    )
+    group.add_argument("--continue", dest="go_on", action="store_true", help="let the program run on after --steps")
+    group.add_argument("--trace", type=Path, metavar="DIR", help="where the trace goes (.amp-audit/<time>-<pid>)")
+
+
+def _add_reporting(parser: _Parser) -> None:
+    group = parser.add_argument_group("reporting")
+    levels = ("error", "warning", "info")
+    group.add_argument("--format", choices=("terminal", "json"), default="terminal", help="terminal or json")
+    group.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report to FILE")
+    group.add_argument("--fail-on", choices=levels, help="exit 1 from this severity on (audit: error, check: warning)")
+    group.add_argument("--min-confidence", choices=("high", "medium", "low"), help="leave out the less sure (medium)")
+    group.add_argument("--select", action="append", metavar="RULES", help="only these: ids, names, AMP2 for a group")
+    group.add_argument("--ignore", action="append", metavar="RULES", help="not these")
+    group.add_argument("--rules", action="append", default=[], type=Path, metavar="DIR", help="more rules")
+    group.add_argument("-q", "--quiet", action="store_true", help="one line a finding")
+    group.add_argument("-v", "--verbose", action="store_true", help="notes and all numbers too")
+    group.add_argument("--no-color", action="store_true", help="no colour, whatever the terminal")
+
+
+def _count_or_all(word: str) -> int | None:
+    if word == "all":
+        return None
+    if not word.isdigit() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is neither a number from 1 nor all")
+    return int(word)
+
+
+def _sample(word: str) -> str:
+    if word not in ("default", "all") and not (word.isdigit() and int(word) >= 1):
+        raise argparse.ArgumentTypeError(f"{word!r} is neither default, all nor a number from 1")
+    return word
+
+
+def _split(parser: _Parser, words: list[str]) -> tuple[argparse.Namespace, tuple[str, list[str]]]:
+    """Our options, and the program with its own: (``script`` | ``module`` | ``launcher``, words)."""
+    valued = {name for action in parser._actions if action.nargs != 0 for name in action.option_strings}
+    place = 0
+    while place < len(words) and words[place].startswith("-") and words[place] != "--":
+        word = words[place]
+        place += 2 if word in valued else 1
+        if word == "-m":
+            break
+    own, rest = words[:place], words[place:]
+    options = parser.parse_args(own)
+    if options.module is not None:
+        return options, ("module", [options.module, *rest])
+    if rest and rest[0] == "--":
+        return options, ("launcher", rest[1:])
+    if not rest and not options.help:
+        parser.error("no program given")
+    return options, ("script", rest)
+
+
+def _target(program: tuple[str, list[str]]) -> Target:
+    from amp_audit import target
+
+    kind, words = program
+    if kind == "script" and words[0] in COMMANDS and not Path(words[0]).exists():
+        raise UsageError(f"options of `{words[0]}` stand after it: amp-audit {words[0]} [OPTIONS]")
+    make = {"script": target.script, "module": target.module, "launcher": target.launcher}[kind]
+    return make(words)
+
+
+def _recording(options: argparse.Namespace) -> Recording:
+    from amp_audit.supervisor import Recording
+
+    return Recording(options.steps, options.sample, options.go_on, options.trace)
+
+
+def _configured(options: argparse.Namespace) -> Settings:
+    from amp_audit import settings
+
+    read = settings.read(Path.cwd())
+    return replace(read, rules=(*read.rules, *options.rules))
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    from amp_audit.settings import Flags
+
+    return _configured(options).with_flags(
+        Flags(
+            select=_words(options.select),
+            ignore=_words(options.ignore),
+            fail_on=options.fail_on,
+            min_confidence=options.min_confidence,
+        )
+    )
+
+
+def _words(values: list[str] | None) -> tuple[str, ...]:
+    return tuple(word.strip() for value in values or () for word in value.split(",") if word.strip())
+
+
+class _Output:
+    """Where the report goes. The file is opened before anything runs: a long audit must not end in a bad path."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._stream: TextIO = sys.stdout
+        if options.output is not None:
+            try:
+                self._stream = open(options.output, "w", encoding="utf-8")  # noqa: SIM115
+            except OSError as error:
+                raise UsageError(f"cannot write the report to {options.output}: {error.strerror}") from None
+
+    def show(self, report: Report | None, code: int) -> int:
+        """Print, and hand the exit code through."""
+        from amp_audit.report import render
+
+        options = self._options
+        if report is not None:
+            color = not options.no_color and options.output is None
+            render(report, options.format, self._stream, verbose=options.verbose, quiet=options.quiet, color=color)
+        if self._stream is not sys.stdout:
+            self._stream.close()
+        return code

@@ -1,0 +1,220 @@
+"""The jobs of amp-audit, each one function from settings to a ``Report``: check, audit, record, report."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from amp_audit import merge, rulebook, supervisor
+from amp_audit.model import Coverage, Finding, Severity
+from amp_audit.report.content import Program, Report
+from amp_audit.report.summary import summarize
+from amp_audit.rulebook import Rule, Rulebook
+from amp_audit.runtime import launch
+from amp_audit.settings import RETIRED, Settings, SettingsError
+from amp_audit.supervisor import Recording
+from amp_audit.target import Target, TargetError
+from amp_audit.trace import judge, reader
+from amp_audit.trace.schema import Trace
+
+NO_TORCH = (
+    "running a program needs torch, which is not installed here: pip install 'amp-audit[runtime]' "
+    "(amp-audit check needs none)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """How an audit ended. ``report`` is None in a rank that leaves the report to another one."""
+
+    report: Report | None
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """How a recording ended; ``message`` says where the trace is."""
+
+    message: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What reading gave: static findings before settings are applied, and what was covered."""
+
+    findings: tuple[Finding, ...]
+    coverage: Coverage
+
+
+def load_rules(settings: Settings) -> Rulebook:
+    """The rules in force. Raises RuleError for a bad rule file, SettingsError for a rule that does not exist."""
+    book = rulebook.load(settings.rules)
+    settings.check(book)
+    return book
+
+
+def rule(word: str, settings: Settings) -> Rule:
+    """A rule by id or name. Raises SettingsError when there is none, with a hint if it is retired."""
+    book = load_rules(settings)
+    found = book.find(word)
+    if found is None:
+        hint = RETIRED.get(word.strip().upper())
+        raise SettingsError(f"{word} is retired: {hint}" if hint else f"no rule {word!r}; `amp-audit rules` lists them")
+    return found
+
+
+def check(paths: Sequence[Path], settings: Settings) -> Report:
+    """Read files and folders. Raises TargetError when a path does not exist or nothing there is Python."""
+    book = load_rules(settings)
+    read = _read(paths, settings, book)
+    coverage = read.coverage
+    if not (coverage.files_checked or coverage.files_skipped or coverage.files_failed):
+        raise TargetError(f"no Python file in {', '.join(map(str, paths))}")
+    return _report("check", " ".join(map(str, paths)), read.findings, coverage, settings, book, Severity.WARNING)
+
+
+def audit(target: Target, settings: Settings, recording: Recording) -> Audited:
+    """Read a program and run it. Raises TargetError, RuleError, SettingsError or LaunchError before it has begun."""
+    book = load_rules(settings)
+    _need_torch()
+    member = supervisor.rank()
+    folder = supervisor.trace_folder(recording, member)
+    watch = folder / "watch.json"
+    first = member is None or member.rank == 0
+    with ThreadPoolExecutor(1, "amp-audit-read") as pool:
+        reading = pool.submit(_read_program, target, settings, book, watch) if first else None
+        running = launch.start(supervisor.request(target, recording, folder, watch))
+        count = _counter(running.trace_dir, reading, book)
+        outcome = supervisor.follow(running, supervisor.Progress(sys.stderr, recording.steps, count))
+        if member is not None and not supervisor.leave(running.trace_dir, member):
+            return Audited(None, supervisor.program_code(outcome))
+        read = reading.result() if reading else _read_program(target, settings, book, watch)
+    report = _audited(target, settings, book, read, running.trace_dir, outcome)
+    return Audited(report, supervisor.program_code(outcome) if member is not None else report.exit_code)
+
+
+def record(target: Target, recording: Recording) -> Recorded:
+    """Run a program and leave its trace. Raises TargetError or LaunchError before it has begun."""
+    _need_torch()
+    member = supervisor.rank()
+    folder = supervisor.trace_folder(recording, member)
+    running = launch.start(supervisor.request(target, recording, folder, None))
+    outcome = supervisor.follow(running, supervisor.Progress(sys.stderr, recording.steps, lambda: 0))
+    where = os.path.relpath(running.trace_dir)
+    message = f"{running.steps()} steps recorded in {where}; amp-audit report {where} shows them"
+    if member is not None:
+        return Recorded(message, supervisor.program_code(outcome))
+    return Recorded(message, 3 if outcome.failed else 0)
+
+
+def report(folders: Sequence[Path], settings: Settings) -> Report:
+    """What traces say, those of all folders as one run. Raises TraceError for a folder that is no trace."""
+    book = load_rules(settings)
+    traces = [trace for folder in folders for trace in reader.read(folder)]
+    findings = merge.merge((), judge.findings(traces, book), merge.observe(traces), book)
+    made = _report("report", " ".join(map(str, folders)), findings, Coverage(), settings, book, Severity.ERROR)
+    return replace(made, summary=summarize(traces), trace_folder=str(folders[0]))
+
+
+def _audited(
+    target: Target, settings: Settings, book: Rulebook, read: Read, folder: Path, outcome: launch.Outcome
+) -> Report:
+    traces, notes = _traces(folder)
+    findings = merge.merge(read.findings, judge.findings(traces, book), merge.observe(traces), book)
+    made = _report("audit", target.shown, findings, read.coverage, settings, book, Severity.ERROR)
+    return replace(
+        made,
+        summary=summarize(traces) if traces else None,
+        program=Program(outcome.code, outcome.signal, outcome.stopped),
+        trace_folder=str(folder),
+        notes=notes,
+    )
+
+
+def _traces(folder: Path) -> tuple[list[Trace], tuple[str, ...]]:
+    """The traces that a program left, and what is to be said when it left none."""
+    problems = tuple(reader.problems(folder))
+    if not any(folder.glob("rank-*.jsonl")):
+        return [], (*problems, "the program left no trace: it ended before it imported torch")
+    return reader.read(folder), problems
+
+
+def _report(
+    command: str,
+    target: str,
+    findings: Sequence[Finding],
+    coverage: Coverage,
+    settings: Settings,
+    book: Rulebook,
+    fail_on: Severity,
+) -> Report:
+    wanted = settings.filtered(findings, book)
+    shown = tuple(finding for finding in wanted if finding.confidence >= settings.min_confidence)
+    return Report(
+        command=command,
+        target=target,
+        findings=shown,
+        coverage=coverage,
+        book=book,
+        root=Path.cwd(),
+        fail_on=settings.fail_on or fail_on,
+        hidden=len(wanted) - len(shown),
+    )
+
+
+def _need_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise TargetError(NO_TORCH)
+
+
+def _read(paths: Sequence[Path], settings: Settings, book: Rulebook) -> Read:
+    from amp_audit.static import check as static
+
+    result = static.check(paths, book)
+    return Read(tuple(result.findings), result.coverage)
+
+
+def _read_program(target: Target, settings: Settings, book: Rulebook, watch: Path) -> Read:
+    """Read the program's first file and what it imports, and say which lines the run is to watch."""
+    if target.entry is None:
+        note = "no Python file was recognised in the launcher's command, so nothing was read"
+        read = Read((), Coverage(notes=(note,)))
+    else:
+        read = _read([target.entry], settings, book)
+    _write_watch(watch, read.findings)
+    return read
+
+
+def _write_watch(watch: Path, findings: Sequence[Finding]) -> None:
+    """The lines of findings, for the line monitor; whole or not at all, since the program may be reading."""
+    spans: dict[str, list[list[int]]] = {}
+    for place in (finding.location for finding in findings):
+        if place is not None:
+            spans.setdefault(str(Path(place.path).resolve()), []).append([place.line, place.end_line or place.line])
+    half = watch.with_suffix(".part")
+    # Without it lines are known to be reached by ops and events only, which the verdicts allow for.
+    with contextlib.suppress(OSError):
+        half.write_text(json.dumps(spans), encoding="utf-8")
+        half.replace(watch)
+
+
+def _counter(folder: Path, reading: Future[Read] | None, book: Rulebook) -> Callable[[], int]:
+    """Counts the findings so far: those read, once they are, and those that the trace shows already."""
+
+    def count() -> int:
+        read = reading.result().findings if reading is not None and reading.done() else ()
+        try:
+            traces = reader.read(folder)
+        except (reader.TraceError, OSError):
+            return len(read)
+        return len(merge.merge(read, judge.findings(traces, book), merge.observe(traces), book))
+
+    return count
