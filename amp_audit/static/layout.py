@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from amp_audit.static import ir
-
 LIBRARIES = frozenset({"torch", "numpy", "builtins"})
-"""Never taken from the project, though a folder of that name may lie in it."""
+"""Never taken from the project, though something of that name may lie in it."""
+
+INSTALLED = LIBRARIES | {"accelerate", "transformers", "lightning", "pytorch_lightning", "deepspeed", "apex", "timm"}
+"""A mere folder of this name (configurations, scripts) is not what an import of it means."""
 
 
 class Layout:
-    """The files of a project by absolute path.
+    """The files of a project: those that are given and, beside them, those on disk.
 
     An absolute import is looked for as Python would from a script: beside the importing file, then in each folder
     above it up to the root (also in ``src/`` there), last among the packages of the project wherever they lie. Files
     inside a package look above the package first.
     """
 
-    def __init__(self, modules: Iterable[ir.Module], root: Path) -> None:
+    def __init__(self, paths: Iterable[str], root: str | Path) -> None:
         self.root = os.path.abspath(root)
-        self.files = {os.path.abspath(module.path): module for module in modules}
-        self._folders = {folder for path in self.files for folder in _above(path)}
-        self._is_package: dict[str, bool] = {}
+        self._given = frozenset(os.path.abspath(path) for path in paths)
+        self._folders = {folder for path in self._given for folder in _above(path)}
+        self._children: dict[tuple[str, str], str | None] = {}
+        self._files: dict[str, bool] = {}
+        self._starts: dict[str, tuple[str, ...]] = {}
+        self._holds: dict[str, bool] = {}
+
+    def is_file(self, path: str) -> bool:
+        """Whether an absolute path is a file, given or on disk."""
+        known = self._files.get(path)
+        if known is None:
+            known = self._files[path] = path in self._given or os.path.isfile(path)
+        return known
 
     def is_package(self, folder: str) -> bool:
-        """Whether ``folder`` holds an ``__init__.py``, among the modules or on disk."""
-        known = self._is_package.get(folder)
-        if known is None:
-            init = os.path.join(folder, "__init__.py")
-            known = self._is_package[folder] = init in self.files or os.path.isfile(init)
-        return known
+        """Whether ``folder`` holds an ``__init__.py``."""
+        return self.is_file(os.path.join(folder, "__init__.py"))
 
     def name(self, path: str) -> str:
         """The dotted name of a file or folder, from the top of its package; else from the root."""
@@ -43,21 +50,51 @@ class Layout:
             top = self.root if path.startswith(self.root + os.sep) else top
         while self.is_package(top):
             top = os.path.dirname(top)
-        stem = os.path.splitext(os.path.relpath(path, top))[0] if path in self.files else os.path.relpath(path, top)
-        parts = stem.split(os.sep)
+        inside = os.path.relpath(path, top)
+        parts = (os.path.splitext(inside)[0] if self.is_file(path) else inside).split(os.sep)
         return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
     def child(self, folder: str, name: str) -> str | None:
         """The file (``name.py``, a package's ``__init__.py``) or folder that ``name`` is in ``folder``; or None."""
-        base = os.path.join(folder, name)
-        for candidate in (os.path.join(base, "__init__.py"), base + ".py"):
-            if candidate in self.files:
-                return candidate
-        return base if base in self._folders else None
+        key = (folder, name)
+        if key not in self._children:
+            self._children[key] = self._child(os.path.join(folder, name))
+        return self._children[key]
 
-    def starts(self, module: ir.Module) -> Iterator[str]:
-        """The folders in which an absolute import of ``module`` is looked for, nearest first."""
-        own = os.path.dirname(os.path.abspath(module.path))
+    def _child(self, base: str) -> str | None:
+        for candidate in (os.path.join(base, "__init__.py"), base + ".py"):
+            if self.is_file(candidate):
+                return candidate
+        return base if self._holds_python(base, 2) else None
+
+    def _holds_python(self, folder: str, depth: int) -> bool:
+        """Whether there is Python in ``folder``, or in a folder of it: a package without ``__init__.py``."""
+        if folder in self._folders:
+            return True
+        known = self._holds.get(folder)
+        if known is None:
+            known = self._holds[folder] = self._scan(folder, depth)
+        return known
+
+    def _scan(self, folder: str, depth: int) -> bool:
+        try:
+            with os.scandir(folder) as entries:
+                names = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
+        except OSError:
+            return False
+        if any(name.endswith(".py") and not is_dir for name, is_dir in names):
+            return True
+        inner = (os.path.join(folder, name) for name, is_dir in names if is_dir)
+        return depth > 1 and any(self._holds_python(each, depth - 1) for each in inner)
+
+    def starts(self, path: str) -> tuple[str, ...]:
+        """The folders in which an absolute import of the file ``path`` is looked for, nearest first."""
+        own = os.path.dirname(os.path.abspath(path))
+        if own not in self._starts:
+            self._starts[own] = tuple(self._search(own))
+        return self._starts[own]
+
+    def _search(self, own: str) -> Iterator[str]:
         top = own
         while self.is_package(top):
             top = os.path.dirname(top)
@@ -73,14 +110,14 @@ class Layout:
             folder = os.path.dirname(folder)
             yield folder
 
-    def relative(self, module: ir.Module, dots: int) -> str:
-        """The folder that ``dots`` leading dots mean in ``module``."""
-        folder = os.path.dirname(os.path.abspath(module.path))
+    def relative(self, path: str, dots: int) -> str:
+        """The folder that ``dots`` leading dots mean in the file ``path``."""
+        folder = os.path.dirname(os.path.abspath(path))
         for _ in range(dots - 1):
             folder = os.path.dirname(folder)
         return folder
 
-    def top(self, module: ir.Module, name: str) -> str | None:
+    def top(self, path: str, name: str) -> str | None:
         """The file or folder that the first component of an absolute import means, or None for a library.
 
         A file or package anywhere on the way comes before a mere folder, as on ``sys.path``.
@@ -88,14 +125,37 @@ class Layout:
         if name in LIBRARIES:
             return None
         mere_folder = None
-        for start in self.starts(module):
+        for start in self.starts(path):
             found = self.child(start, name)
             if found is None:
                 continue
-            if found in self.files or self.is_package(found):
+            if found.endswith(".py"):
                 return found
             mere_folder = mere_folder or found
-        return mere_folder or self._packages.get(name)
+        return (mere_folder if name not in INSTALLED else None) or self._packages.get(name)
+
+    def loaded(self, path: str, dotted: str) -> Sequence[str]:
+        """The files that Python reads to import ``dotted`` (relative with leading dots) in the file ``path``.
+
+        The last components may be names inside the last file. Empty for a library.
+        """
+        name = dotted.lstrip(".")
+        parts = name.split(".") if name else []
+        dots = len(dotted) - len(name)
+        place: str | None
+        if dots:
+            place = self.relative(path, dots)
+            init = os.path.join(place, "__init__.py")
+            place = init if self.is_file(init) else place
+        else:
+            place = self.top(path, parts.pop(0))
+        found = []
+        while place is not None:
+            if place.endswith(".py"):
+                found.append(place)
+            folder = os.path.dirname(place) if place.endswith("__init__.py") else place
+            place = self.child(folder, parts.pop(0)) if parts and not folder.endswith(".py") else None
+        return found
 
     @cached_property
     def _packages(self) -> dict[str, str | None]:
@@ -104,8 +164,7 @@ class Layout:
         for folder in self._folders:
             if self.is_package(folder) and not self.is_package(os.path.dirname(folder)):
                 name = os.path.basename(folder)
-                init = os.path.join(folder, "__init__.py")
-                place = init if init in self.files else folder
+                place = os.path.join(folder, "__init__.py")
                 found[name] = place if found.setdefault(name, place) == place else None
         return found
 

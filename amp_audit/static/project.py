@@ -128,7 +128,8 @@ class Project:
 
     def __init__(self, modules: Iterable[ir.Module], root: Path) -> None:
         self.modules = {module.path: module for module in modules}
-        self.layout = Layout(self.modules.values(), root)
+        self.layout = Layout(self.modules, root)
+        self._by_path = {os.path.abspath(path): module for path, module in self.modules.items()}
         self._names: dict[tuple[str, int], Names] = {}
         self._folders: dict[str, str] = {}
         self._found: dict[tuple[str, str], Binding] = {}
@@ -220,8 +221,8 @@ class Project:
         dots = len(target) - len(dotted)
         parts = dotted.split(".") if dotted else []
         if dots:
-            return self._descend(self._place(self.layout.relative(module, dots)), parts)
-        place = self.layout.top(module, parts[0])
+            return self._descend(self._place(self.layout.relative(module.path, dots)), parts)
+        place = self.layout.top(module.path, parts[0])
         if place is None:
             return External(canonical(dotted))
         return self._descend(self._place(place), parts[1:])
@@ -229,10 +230,11 @@ class Project:
     def _place(self, path: str) -> ModuleRef:
         """The module of a file or folder."""
         init = os.path.join(path, "__init__.py")
-        module = self.layout.files.get(path) or self.layout.files.get(init)
-        dotted = self.layout.name(module.path if module is not None else path)
+        path = init if self.layout.is_file(init) else path
+        module = self._by_path.get(path)
+        dotted = self.layout.name(path)
         if module is None:
-            self._folders[dotted] = path
+            self._folders[dotted] = os.path.dirname(path) if path.endswith("__init__.py") else path
         return ModuleRef(dotted, module)
 
     def _descend(self, binding: Binding, names: Iterable[str]) -> Binding:
