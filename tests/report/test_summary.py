@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from amp_audit.report.summary import Work, summarize
+from amp_audit.trace.schema import CastRow, End, Number
+
+from . import samples
+
+
+def test_work_is_summed_by_dtype_over_steps_and_ranks() -> None:
+    other = samples.trace(header=samples.header(rank=1, world_size=2))
+    summary = summarize([samples.trace(), other])
+    # 3 steps x 2 ranks x (750 in float16, 250 in float32)
+    assert summary.work == (Work("float16", 4500, 6), Work("float32", 1500, 6))
+    assert summary.ranks == (0, 1)
+
+
+def test_ops_without_work_take_no_part_in_the_precision_map() -> None:
+    assert sum(item.calls for item in summarize([samples.trace()]).work) == 6
+
+
+def test_casts_are_summed_by_pair_of_dtypes() -> None:
+    trace = samples.trace()
+    trace.steps[0].casts.append(CastRow("backward", "float16", "float32", samples.place(5), 1, 10, 40))
+    casts = {(cast.source, cast.target): (cast.calls, cast.elements, cast.bytes) for cast in summarize([trace]).casts}
+    assert casts == {("float32", "float16"): (6, 192, 384), ("float16", "float32"): (1, 10, 40)}
+
+
+def test_float32_ops_are_the_heaviest_first_and_only_of_the_hot_path() -> None:
+    trace = samples.trace()
+    trace.steps[0].ops += [
+        samples.op("aten.mm", "float32", 9, flops=10_000),
+        samples.op("aten.addcdiv_", "float32", 10, flops=None, phase="optimizer"),
+    ]
+    assert [op.op for op in summarize([trace]).float32] == ["aten.mm", "aten.addmm"]
+
+
+def test_scale_timeline_keeps_steps_and_skips() -> None:
+    (points,) = (summarize([samples.trace()]).scales or {}).values()
+    assert [(p.step, p.before, p.after, p.skipped) for p in points] == [
+        (1, 65536.0, 32768.0, True),
+        (2, 32768.0, 32768.0, False),
+        (3, 32768.0, 32768.0, False),
+    ]
+
+
+def test_underflow_is_a_share_of_nonzero_elements_not_of_all() -> None:
+    first, second = summarize([samples.trace()]).underflow
+    assert (first.parameter, first.share) == ("fc1.weight", 3 / 1000)
+    assert (second.parameter, second.share) == ("fc2.weight", 0.0)
+
+
+def test_underflow_of_a_gradient_that_is_all_zero_is_nothing() -> None:
+    trace = samples.trace()
+    trace.steps[0].numbers = [samples.gradient("embedding", 0, 0)]
+    assert summarize([trace]).underflow[0].share == 0.0
+
+
+def test_ranks_that_left_no_trace_are_named() -> None:
+    one = samples.trace(header=samples.header(rank=1, world_size=4))
+    assert summarize([one]).missing_ranks == (0, 2, 3)
+
+
+def test_processes_that_never_trained_do_not_hide_the_one_that_did() -> None:
+    agent = replace(samples.trace(), steps=[], end=End("finished", 0, 0))
+    summary = summarize([agent, samples.trace()])
+    assert (summary.steps, summary.silent_processes) == (3, 1)
+
+
+def test_a_trace_without_end_was_killed() -> None:
+    summary = summarize([samples.trace(end=None)])
+    assert (summary.reason, summary.steps) == ("killed", 3)
+
+
+def test_cpu_run_names_the_ops_that_cuda_would_treat_otherwise() -> None:
+    # CPU autocast leaves softmax in float16, CUDA's list has it in float32; addmm is lower precision on both.
+    (difference,) = summarize([samples.trace()]).differences
+    assert (difference.op, difference.calls, difference.here, difference.there) == ("softmax", 3, "float16", "float32")
+
+
+def test_cuda_run_has_no_differences_from_cuda() -> None:
+    assert summarize([samples.trace(header=samples.header(policy="cuda"))]).differences == ()
+
+
+def test_numbers_without_values_are_passed_over() -> None:
+    trace = samples.trace()
+    trace.steps[0].numbers = [Number("scale", subject="scaler", values={}), Number("gradient", subject="w", values={})]
+    summary = summarize([trace])
+    assert summary.underflow == ()
+    assert [p.step for p in (summary.scales or {})["scaler"]] == [2, 3]
+
+
+def test_no_trace_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no trace"):
+        summarize([])
