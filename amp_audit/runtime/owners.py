@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from amp_audit.runtime.dtypes import LOW, short
+from amp_audit.runtime.session import Names
 
 Snapshot = list[tuple["Owner", list[tuple[torch.Tensor, torch.Tensor | None, int]]]]
 
@@ -111,6 +112,19 @@ class Owners:
 
     def optimizers(self) -> list[Any]:
         return list(self._linked)
+
+    def name(self, parameter: torch.Tensor, names: Names) -> str:
+        """A parameter's dotted name; of one that no module has run with, its optimizer and its place in there."""
+        known = names.parameter(parameter)
+        if known is not None:
+            return known
+        for optimizer in self.optimizers():
+            for number, group in enumerate(optimizer.param_groups):
+                for index, other in enumerate(group["params"]):
+                    if other is parameter:
+                        given = group.get("param_names")
+                        return str(given[index]) if given else f"{type(optimizer).__name__}.{number}.{index}"
+        return "?"
 
     def link(self, optimizer: Any) -> tuple[Owner, ...]:
         """The owners of an optimizer's parameters; parameter groups added later are noticed."""

@@ -64,8 +64,19 @@ class Observer(Part, Protocol):
         """After ``step_end``: the value counts of the casts seen in this step."""
 
 
+class Names(Protocol):
+    """What modules and parameters are called."""
+
+    def parameter(self, parameter: Any) -> str | None:
+        """The dotted name of a parameter, None when no module with it has run."""
+
+
 class Places(Protocol):
     """Where things happen (``place.py``)."""
+
+    @property
+    def modules(self) -> Names:
+        """What modules and parameters are called."""
 
     def place(self, site: int) -> Place:
         """The place of a site that the tracer handed out."""
@@ -74,12 +85,38 @@ class Places(Protocol):
         """The calling thread's innermost line outside torch and outside amp_audit; columns where Python gives them."""
 
 
+class Probe(Protocol):
+    """A part that looks at an optimizer around its step."""
+
+    def before_step(self, optimizer: Any, *, closure: bool) -> None:
+        """It is about to step; with a ``closure`` its gradients are yet to be computed."""
+
+    def after_step(self, optimizer: Any) -> None:
+        """It has stepped, before the session hears of it."""
+
+
+class Scene(Protocol):
+    """What ``Signals`` knows and the measuring parts need. They enter themselves in ``probes`` when they are built."""
+
+    probes: list[Probe]
+
+    @property
+    def current_scale(self) -> Any:
+        """The loss scale in force, a tensor; None when nothing was scaled yet."""
+
+    def optimizers(self) -> list[Any]:
+        """All optimizers that are alive."""
+
+    def name(self, parameter: Any) -> str:
+        """What a person would call a parameter."""
+
+
 class Host(Protocol):
     """What ``signals``, ``numerics`` and ``weights`` ask of the session.
 
     Beside its ``Part`` calls, ``Signals.settle()`` is called at the end of *every* step, before the step is written:
-    only then does it read what was queued on the device, completing events handed over earlier. On recorded steps
-    ``Weights`` is a ``Part``; it finds optimizers through torch's own global step hooks.
+    only then does it read what was queued on the device, completing events handed over earlier. ``Numerics(host,
+    signals)`` is an ``Observer`` and ``Weights(host, signals)`` a ``Part``, both on recorded steps.
     """
 
     places: Places

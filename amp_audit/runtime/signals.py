@@ -23,7 +23,7 @@ from amp_audit.runtime.gradients import Gradients
 from amp_audit.runtime.owners import Owner
 from amp_audit.runtime.queue import finite, quiet_clone
 from amp_audit.runtime.regions import Regions
-from amp_audit.runtime.session import Host
+from amp_audit.runtime.session import Host, Probe
 from amp_audit.runtime.teller import Teller
 from amp_audit.trace.schema import EventRow, Number
 
@@ -37,6 +37,7 @@ class Signals:
     def __init__(self, host: Host) -> None:
         self._teller = Teller(host)
         self._parts = (Regions(self._teller), Gradients(self._teller))
+        self.probes: list[Probe] = []
         self._handles: list[Any] = []
         self._scaler_step: bool | None = None  # inside scaler.step: whether the optimizer itself stepped
         self._stepping: list[Any] = []
@@ -71,6 +72,19 @@ class Signals:
         """Take note of an optimizer that was built before ``install``."""
         with self._teller.quiet("an optimizer"):
             self._teller.adopt(optimizer)
+
+    @property
+    def current_scale(self) -> torch.Tensor | None:
+        """The live scale of the scaler that scaled last, float32 with one element."""
+        return self._teller.current_scale
+
+    def optimizers(self) -> list[Any]:
+        """All optimizers that are alive."""
+        return self._teller.owners.optimizers()
+
+    def name(self, parameter: torch.Tensor) -> str:
+        """What a person would call a parameter."""
+        return self._teller.owners.name(parameter, self._teller.host.places.modules)
 
     def settle(self) -> None:
         """Read what was queued on the device. Called once at the end of each step, before the step is written."""
@@ -242,10 +256,12 @@ class Signals:
             return
         if self._scaler_step is not None:
             self._scaler_step = True
+            self._probe_before(optimizer, args, kwargs)
             return
         self._stepping = [other for other in self._stepping if _is_inside_step_of(other)]
         self._stepping.append(optimizer)
         if len(self._stepping) > 1:
+            self._probe_before(optimizer, args, kwargs)
             return
         self._teller.thread = threading.get_ident()
         with self._teller.quiet("optimizer.step"):
@@ -253,9 +269,20 @@ class Signals:
             if not _closure(args, kwargs):
                 self._plain_step(optimizer)
         self._teller.host.optimizer_step(optimizer)
+        self._probe_before(optimizer, args, kwargs)
+
+    def _probe_before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for probe in self.probes:
+            with self._teller.quiet(type(probe).__name__.lower()):
+                probe.before_step(optimizer, closure=_closure(args, kwargs))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._teller.on() or self._scaler_step is not None or not self._stepping:
+        if not self._teller.on():
+            return
+        for probe in self.probes:
+            with self._teller.quiet(type(probe).__name__.lower()):
+                probe.after_step(optimizer)
+        if self._scaler_step is not None or not self._stepping:
             return
         outermost = self._stepping.pop() is optimizer and not self._stepping
         if not outermost:

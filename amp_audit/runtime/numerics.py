@@ -1,0 +1,286 @@
+"""What rounding to low precision destroyed, exactly: at every cast of recorded steps, at every operator of deep ones.
+
+Definitions: ``flushed`` counts elements that were not zero before rounding and are zero after it; ``subnormal`` those
+that lost bits; ``zero`` those that were zero already and prove nothing. Counts stay on the device until the step ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from amp_audit.runtime.dtypes import LOW, short
+from amp_audit.runtime.origins import Origins, Result
+from amp_audit.runtime.queue import finite
+from amp_audit.runtime.session import CastCounts, CastKey, Host, Scene
+from amp_audit.runtime.shadow import CARRIERS, base_name, compare, compare_cast, in_float32, repeatable, tensors
+from amp_audit.trace.schema import Number
+
+_COPIES = frozenset({"copy_", "_foreach_copy_"})
+_ROUNDED = (torch.float16,)
+"""Types whose underflow is counted at every operator. bfloat16 has the range of float32: it flushes below 2**-134."""
+
+OpKey = tuple[str, str, str, int]  # op, phase, dtype, site
+
+
+class Numerics:
+    """An ``Observer``. Adds Numbers ``underflow``, ``gradient`` and ``nonfinite``, and the value counts of casts."""
+
+    def __init__(self, host: Host, scene: Scene) -> None:
+        self._host = host
+        self._scene = scene
+        self._deep = False
+        self._casts: dict[CastKey, list[torch.Tensor]] = {}
+        self._ops: dict[OpKey, list[torch.Tensor]] = {}
+        self._made: dict[int, torch.Tensor] = {}  # memory of a result -> what rounding it lost
+        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameter -> (parameter, counts)
+        self._origins = Origins()
+        self._counts: dict[CastKey, CastCounts] = {}
+        scene.probes.append(self)
+
+    def step_begin(self, *, deep: bool) -> None:
+        """A recorded step begins."""
+        self._deep = deep
+        self._forget()
+
+    def step_end(self) -> None:
+        """Read what was counted. Waits for the device once per kind of number."""
+        self._counts = {key: CastCounts(*counts) for key, counts in _totals(self._casts).items()}
+        if self._deep:
+            self._tell_operators()
+            self._tell_gradients()
+            self._tell_origin()
+        self._forget()
+
+    def cast_counts(self) -> Mapping[CastKey, CastCounts]:
+        """The counts of the step that ended last."""
+        return self._counts
+
+    def _forget(self) -> None:
+        self._casts, self._ops, self._made, self._gradients = {}, {}, {}, {}
+        self._origins = Origins()
+
+    # Seeing operators
+
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], phase: str, site: int) -> Any:
+        """The inputs of an operator, looked at before it may overwrite them."""
+        if phase == "optimizer":
+            return ()
+        return self._origins.inputs(item for item in _flat((*args, *kwargs.values())) if _plain(item))
+
+    def after(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, phase: str, site: int, kept: Any
+    ) -> None:
+        """Count what the operator's rounding lost."""
+        pairs = _cast_pairs(func, args, out)
+        for source, result in pairs:
+            self._cast(source, result, phase, site)
+        if kept is None or phase == "optimizer":
+            return
+        results = [item for item in tensors(out) if item is not None and _plain(item)]
+        given = any(isinstance(item, float) and not math.isfinite(item) for item in _flat((*args, *kwargs.values())))
+        for result in results:
+            self._origins.add(
+                result, Result(_name(func), phase, site, result.dtype, result.numel(), inputs=kept, given=given)
+            )
+        if not pairs:
+            self._underflow(func, args, kwargs, results, phase, site)
+
+    def _cast(self, source: torch.Tensor, result: torch.Tensor, phase: str, site: int) -> None:
+        if result.dtype in LOW and (result.dtype in _ROUNDED or self._deep):
+            counts = compare_cast(source, result)
+            key = CastKey(phase, short(source.dtype), short(result.dtype), site)
+            self._casts.setdefault(key, []).append(counts)
+            self._made[_memory(result)] = counts[:4]
+        elif _memory(source) in self._made:
+            self._made[_memory(result)] = self._made[_memory(source)]
+        else:
+            self._made.pop(_memory(result), None)
+
+    def _underflow(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        results: list[torch.Tensor],
+        phase: str,
+        site: int,
+    ) -> None:
+        """Count by re-execution; where that cannot be, what is known of the memory written to is forgotten."""
+        rounded = [result for result in results if result.dtype in _ROUNDED]
+        if not rounded or (again := repeatable(func)) is None:
+            self._inherit(func, args, results)
+            return
+        references: list[torch.Tensor | None] | None = None
+        if again:
+            try:
+                references = in_float32(func, args, kwargs)
+            except Exception:  # whatever an operator says when it has no float32 form
+                again = False
+        if references is None or len(references) != len(results):
+            self._host.unobserved(_name(func))
+            self._inherit(func, args, results)
+            return
+        for reference, result in zip(references, results, strict=True):
+            if result.dtype not in _ROUNDED or reference is None or reference.shape != result.shape:
+                continue
+            counts = compare(reference, result)
+            self._ops.setdefault((_name(func), phase, short(result.dtype), site), []).append(counts)
+            self._made[_memory(result)] = counts
+
+    def _inherit(self, func: Any, args: tuple[Any, ...], results: list[torch.Tensor]) -> None:
+        """Moved, added and multiplied values carry what their making lost; anything else is new and unknown."""
+        carries = base_name(func) in CARRIERS
+        for result in results:
+            sources = [
+                self._made[_memory(item)]
+                for item in _flat(args)
+                if carries and _plain(item) and item.numel() == result.numel() and _memory(item) in self._made
+            ]
+            if sources:
+                self._made[_memory(result)] = sources[0] if len(sources) == 1 else torch.stack(sources).sum(0)
+            else:
+                self._made.pop(_memory(result), None)
+
+    # Telling
+
+    def before_step(self, optimizer: Any, *, closure: bool) -> None:
+        """Gradients are there now; a program may clear them right after the step."""
+        if self._deep:
+            self._collect(parameter for group in optimizer.param_groups for parameter in group["params"])
+
+    def after_step(self, optimizer: Any) -> None:
+        """Nothing is left to do."""
+
+    def _collect(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Connect gradients with what their making lost."""
+        for parameter in parameters:
+            grad = parameter.grad
+            if grad is None or not _plain(grad) or id(parameter) in self._gradients:
+                continue
+            counts = self._made.get(_memory(grad))
+            if counts is not None:
+                self._gradients[id(parameter)] = (parameter, counts)
+
+    def _tell_operators(self) -> None:
+        for (op, phase, dtype, site), counts in _totals(self._ops).items():
+            self._host.number(
+                Number(
+                    "underflow",
+                    place=self._host.places.place(site),
+                    op=op,
+                    phase=phase,
+                    dtype=dtype,
+                    values=_named(counts),
+                )
+            )
+
+    def _tell_gradients(self) -> None:
+        self._collect(self._parameters())
+        if not self._gradients:
+            return
+        scale = self._scene.current_scale
+        live = finite(float(scale)) if scale is not None else 1.0
+        parameters = [parameter for parameter, _ in self._gradients.values()]
+        totals = _totals({number: [counts] for number, (_, counts) in enumerate(self._gradients.values())})
+        for number, parameter in enumerate(parameters):
+            values = {**_named(totals[number]), "scale": live}
+            self._host.number(Number("gradient", subject=self._scene.name(parameter), values=values))
+
+    def _parameters(self) -> list[torch.Tensor]:
+        groups = [group for optimizer in self._scene.optimizers() for group in optimizer.param_groups]
+        return [parameter for group in groups for parameter in group["params"]]
+
+    def _tell_origin(self) -> None:
+        gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+        sinks = (self._origins.of(grad) for grad in gradients if _plain(grad))
+        origin = self._origins.trace(index for index in sinks if index is not None)
+        if origin is None:
+            return
+        result = origin.result
+        self._host.number(
+            Number(
+                "nonfinite",
+                place=self._host.places.place(result.site) if result.op else None,
+                op=result.op,
+                phase=result.phase,
+                dtype=short(result.dtype),
+                values={
+                    "inf": origin.inf,
+                    "nan": origin.nan,
+                    "elements": result.elements,
+                    "input_max": origin.input_max,
+                },
+            )
+        )
+
+
+def _name(func: Any) -> str:
+    return str(func)
+
+
+def _plain(item: Any) -> bool:
+    """Ordinary tensors only: what is behind a subclass is seen when the subclass runs its own operators."""
+    return type(item) in (torch.Tensor, torch.nn.Parameter) and item.layout is torch.strided
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _flat(items: Iterable[Any]) -> Iterable[Any]:
+    for item in items:
+        if isinstance(item, (list, tuple)):
+            yield from item
+        else:
+            yield item
+
+
+def _cast_pairs(func: Any, args: tuple[Any, ...], out: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(source, result) of an operator that changes the floating type of tensors, and nothing else."""
+    name = base_name(func)
+    if name in _COPIES:
+        sources, results = tensors(args[1]), tensors(args[0])
+    elif name in ("_to_copy", "to"):
+        sources, results = tensors(args[0]), tensors(out)
+    else:
+        return []
+    return [
+        (source.expand_as(result) if source.shape != result.shape else source, result)
+        for source, result in zip(sources, results)
+        if source is not None and result is not None and _changes_type(source, result)
+    ]
+
+
+def _changes_type(source: torch.Tensor, result: torch.Tensor) -> bool:
+    floating = source.is_floating_point() and result.is_floating_point()
+    return floating and source.dtype != result.dtype and _plain(source) and _plain(result) and result.numel() > 0
+
+
+Key = Any
+
+
+def _totals(counted: Mapping[Key, list[torch.Tensor]]) -> dict[Key, list[int]]:
+    """The sums of the counts of each key, read together from each device."""
+    sums = {key: torch.stack(counts).sum(0) if len(counts) > 1 else counts[0] for key, counts in counted.items()}
+    found: dict[Key, list[int]] = {}
+    by_device: dict[torch.device, list[Key]] = {}
+    for key, total in sums.items():
+        by_device.setdefault(total.device, []).append(key)
+    for keys in by_device.values():
+        found.update(zip(keys, torch.stack([sums[key] for key in keys]).tolist(), strict=True))
+    return found
+
+
+def _named(counts: list[int]) -> dict[str, float | int | None]:
+    nonzero, flushed, subnormal, zero = counts[:4]
+    return {
+        "elements": nonzero + zero,
+        "nonzero": nonzero,
+        "flushed": flushed,
+        "subnormal": subnormal,
+        "zero": zero,
+    }

@@ -1,0 +1,115 @@
+"""The first operator whose finite inputs gave inf or NaN, found backwards from a gradient that is not finite.
+
+Every result of a deep step leaves three numbers on the device: its largest magnitude, its infs and its NaNs. They are
+read when the step is over; then the way back from a bad gradient along bad inputs ends at the origin. A mask of -inf
+that softmax turns into zeros never reaches a gradient, so it is never blamed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One operator's result, or (``op`` None) a tensor that came from outside the step.
+
+    ``inputs``: indices of results. ``given``: an argument that is no tensor was not finite itself.
+    """
+
+    op: str | None
+    phase: str
+    site: int
+    dtype: torch.dtype
+    elements: int
+    inputs: tuple[int, ...] = ()
+    given: bool = False
+
+
+@dataclass(slots=True)
+class Origin:
+    """Where it began: counts of ``result``, and the largest finite magnitude among its inputs."""
+
+    result: Result
+    inf: int
+    nan: int
+    input_max: float | None
+
+
+@dataclass(slots=True)
+class Origins:
+    """The results of one step. Holds numbers on the device, and of tensors no more than their addresses."""
+
+    results: list[Result] = field(default_factory=list)
+    _latest: dict[int, int] = field(default_factory=dict)
+    _values: list[torch.Tensor] = field(default_factory=list)
+
+    def inputs(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        """The results that an operator is about to read; what was not made in this step is taken note of."""
+        return tuple(self._source(tensor) for tensor in tensors if _measurable(tensor))
+
+    def _source(self, tensor: torch.Tensor) -> int:
+        known = self._latest.get(tensor.untyped_storage()._cdata)
+        return self._add(tensor, Result(None, "other", 0, tensor.dtype, tensor.numel())) if known is None else known
+
+    def add(self, tensor: torch.Tensor, result: Result) -> None:
+        if _measurable(tensor):
+            self._add(tensor, result)
+
+    def _add(self, tensor: torch.Tensor, result: Result) -> int:
+        self._latest[tensor.untyped_storage()._cdata] = index = len(self.results)
+        self.results.append(result)
+        largest = torch.linalg.vector_norm(tensor, math.inf).double()
+        self._values.append(torch.stack([largest, tensor.isinf().sum().double(), tensor.isnan().sum().double()]))
+        return index
+
+    def of(self, tensor: torch.Tensor) -> int | None:
+        """The latest result in a tensor's memory."""
+        return self._latest.get(tensor.untyped_storage()._cdata)
+
+    def trace(self, sinks: Iterable[int]) -> Origin | None:
+        """The origin of what is not finite in the first bad one of ``sinks``; waits for the device."""
+        ends = list(sinks)
+        if not ends:
+            return None
+        values = _read(self._values)
+        bad = next((index for index in ends if not math.isfinite(values[index][0])), None)
+        return None if bad is None else self._origin(bad, values)
+
+    def _origin(self, bad: int, values: list[list[float]]) -> Origin:
+        first = self._back(bad, values, lambda index: values[index][2] > 0 or not math.isfinite(values[index][0]))
+        if values[first][2] > 0:
+            # NaN made of infs: the culprit made the infs, unless the program itself wrote them (a mask).
+            infs = [index for index in self.results[first].inputs if values[index][1] > 0]
+            made = [self._back(index, values, lambda i: values[i][1] > 0) for index in infs]
+            real = [index for index in made if not self.results[index].given and self.results[index].op]
+            first = real[0] if real else first
+        inputs = [values[index][0] for index in self.results[first].inputs if math.isfinite(values[index][0])]
+        return Origin(self.results[first], int(values[first][1]), int(values[first][2]), max(inputs, default=None))
+
+    def _back(self, start: int, values: list[list[float]], bad: Any) -> int:
+        """Follow bad inputs back; NaN before inf, for NaN spreads while inf may be meant."""
+        at = start
+        while True:
+            inputs = [index for index in self.results[at].inputs if index < at and bad(index)]
+            worst = [index for index in inputs if values[index][2] > 0]
+            if values[at][2] > 0 and not worst:
+                return at
+            if not inputs:
+                return at
+            at = (worst or inputs)[0]
+
+
+def _measurable(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0 and not tensor.is_sparse and tensor.layout is torch.strided
+
+
+def _read(values: list[torch.Tensor]) -> list[list[float]]:
+    device = values[0].device if values else torch.device("cpu")
+    together: list[list[float]] = torch.stack([value.to(device) for value in values]).tolist()
+    return together
