@@ -58,6 +58,8 @@ class Event:
     ``site`` is where a scaler was built, the same for every scaler that one constructor call makes.
     ``skipped`` says of a step through a scaler that an inf was found (only a run knows).
     ``given`` says of an update that the caller set the new scale, which needs no inf checks.
+    ``early`` says of an iteration that it ended by continue or return.
+    ``detached`` says of a backward that the loss is a leaf of its own, so that no parameter gets a gradient.
     """
 
     kind: Kind
@@ -75,3 +77,5 @@ class Event:
     site: Id | None = None
     skipped: bool = False
     given: bool = False
+    early: bool = False
+    detached: bool = False

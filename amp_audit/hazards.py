@@ -7,7 +7,6 @@ path through the code, the runtime half with the one trail of what happened.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -20,12 +19,16 @@ P = TypeVar("P")  # what a half uses as a place
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trail(Generic[P]):
-    """The events of one path, newest first: a linked list, so that paths share what they have in common."""
+    """The events of one path, newest first: a linked list, so that paths share what they have in common.
+
+    ``raises``: torch refuses this call, so that a program ends here unless it catches the error.
+    """
 
     event: Event
     place: P
     previous: Trail[P] | None = None
     iteration: int = 0
+    raises: bool = False
 
     def back(self) -> Iterator[Trail[P]]:
         step: Trail[P] | None = self
@@ -48,6 +51,7 @@ class Hazard(Generic[P]):
     steps: tuple[tuple[P, str], ...]
     facts: Facts = field(compare=False)
     about: frozenset[Id] = frozenset()
+    scaler: Id | None = None
     assumed: bool = False
 
 
@@ -94,7 +98,7 @@ class Watch(Generic[P]):
         """Advance over one event: the new state, the longer trail, and the hazards met."""
         after, facts = advance(state, event)
         iteration = (trail.iteration if trail else 0) + (event.kind is Kind.ITERATION_END)
-        longer = Trail(event, place, trail, iteration)
+        longer = Trail(event, place, trail, iteration, bool(facts.get("raises")))
         named = words(event)
         found = []
         for rule, detector in self._by_kind.get(event.kind.value, ()):
@@ -117,7 +121,8 @@ def _hazard(rule: Rule, detector: Detector, trail: Trail[P], facts: Facts, state
         if x is not None
     }
     about |= {region.id for region in state.regions if region.id is not None}
-    return Hazard(rule, detector, spot.place, _steps(trail, spot), facts, frozenset(about), bool(facts.get("assumed")))
+    assumed = bool(facts.get("assumed"))
+    return Hazard(rule, detector, spot.place, _steps(trail, spot), facts, frozenset(about), event.scaler, assumed)
 
 
 def _spot(detector: Detector, trail: Trail[P], state: State) -> Trail[P] | None:
@@ -166,20 +171,42 @@ def phrase(event: Event) -> str:
     return text
 
 
-def settle(hazards: Iterable[Hazard[P]], happened: AbstractSet[str]) -> list[tuple[Hazard[P], list[Hazard[P]]]]:
+class Happened:
+    """The words of all events on any path, apart for each scaler, so that a rule can speak of what is nowhere."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self._words: dict[Id | None, set[str]] = {}
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event) -> None:
+        self._words.setdefault(event.scaler, set()).update(words(event))
+
+    def include(self, other: Happened) -> None:
+        for scaler, found in other._words.items():
+            self._words.setdefault(scaler, set()).update(found)
+
+    def words(self, scaler: Id | None = None) -> frozenset[str]:
+        """What happened to one scaler or without any; to all of them when none is given."""
+        wanted = self._words if scaler is None else (None, scaler)
+        return frozenset().union(*(self._words.get(key, ()) for key in wanted))
+
+
+def settle(hazards: Iterable[Hazard[P]], happened: Happened) -> list[tuple[Hazard[P], list[Hazard[P]]]]:
     """The hazards that stand, each once, with those that gave way to it."""
     return give_way(standing(hazards, happened))
 
 
-def standing(hazards: Iterable[Hazard[P]], happened: AbstractSet[str]) -> list[Hazard[P]]:
-    """Drop what absence conditions rule out. ``happened`` are the words of all events on any path, so that a rule
-    can speak of what is nowhere.
+def standing(hazards: Iterable[Hazard[P]], happened: Happened, *, any_scaler: bool = False) -> list[Hazard[P]]:
+    """Drop what absence conditions rule out. ``any_scaler``: what happened to another scaler counts as well (it may
+    be the same one under another name).
     """
-    return [
-        hazard
-        for hazard in hazards
-        if happened.issuperset(hazard.detector.anywhere) and happened.isdisjoint(hazard.detector.nowhere)
-    ]
+    kept = []
+    for hazard in hazards:
+        found = happened.words(None if any_scaler else hazard.scaler)
+        if found.issuperset(hazard.detector.anywhere) and found.isdisjoint(hazard.detector.nowhere):
+            kept.append(hazard)
+    return kept
 
 
 def give_way(hazards: Iterable[Hazard[P]]) -> list[tuple[Hazard[P], list[Hazard[P]]]]:

@@ -29,7 +29,7 @@ class Gradients:
     ``value``: none | plain | scaled | mixed | unscaled | unknown. ``consumed``: a step used them and nothing was
     added since. ``cleared``: unspent gradients were thrown away in this iteration. ``rescaled``: the scale changed
     while they still carried the old one. ``assumed``: attributed to this owner without proof. ``dtype``: the
-    low-precision dtype in which the losses were computed.
+    low-precision dtype in which the losses were computed. ``scaler``: whose scale they carry.
     """
 
     value: str = "none"
@@ -38,6 +38,7 @@ class Gradients:
     rescaled: bool = False
     assumed: bool = False
     dtype: str | None = None
+    scaler: Id | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class State:
 
     owners: Table[Gradients] = ()
     phases: Table[str] = ()  # key: (scaler, optimizer); value: ready | unscaled | stepped | unknown
+    left: Table[str] = ()  # the same keys, where an iteration ended in between: early | fell
     links: Table[tuple[Id, ...]] = ()  # optimizer -> owners
     scalers: Table[Scaler] = ()
     stepped_by: Table[Id] = ()  # optimizer -> the scaler that last stepped it
@@ -114,6 +116,8 @@ def words(event: Event) -> frozenset[str]:
         found.add(f"{kind}.{event.via.value}")
     if event.kind is Kind.BACKWARD and event.scaled is not None:
         found.add("backward.scaled" if event.scaled else "backward.plain")
+        if not event.scaled and event.dtype in LOW_PRECISION:
+            found.add(f"backward.plain.{event.dtype}")
     if event.kind in (Kind.SAVE, Kind.LOAD):
         found |= {f"{kind}.{item}" for item in event.contents}
     return frozenset(found)
@@ -124,6 +128,7 @@ def join(one: State, two: State) -> State:
     return State(
         owners=_join(one.owners, two.owners, _join_gradients, Gradients()),
         phases=_join(one.phases, two.phases, lambda a, b: a if a == b else "unknown", "ready"),
+        left=tuple(pair for pair in one.left if pair in two.left),
         links=tuple(pair for pair in one.links if pair in two.links),
         scalers=_join(one.scalers, two.scalers, lambda a, b: a if a == b else Scaler(a.site), Scaler()),
         stepped_by=tuple(pair for pair in one.stepped_by if pair in two.stepped_by),
@@ -184,13 +189,20 @@ def describe(state: State, owners: Iterable[Id], assumed: bool) -> dict[str, obj
     telling = [one for one in held if one.value != "none"] or held
     dtypes = {one.dtype for one in telling}
     return {
-        "gradients": telling[0].value if len({one.value for one in telling}) == 1 else "unknown",
+        "gradients": _together({one.value for one in telling}, assumed),
         "consumed": all(one.consumed for one in telling),
         "cleared": all(one.cleared for one in held),
         "rescaled": any(one.rescaled for one in telling),
         "assumed": assumed or any(one.assumed for one in telling),
         "forward_dtype": dtypes.pop() if len(dtypes) == 1 else None,
     }
+
+
+def _together(values: set[str], assumed: bool) -> str:
+    """One word for the gradients of several owners; parts with the scale and parts without it are mixed."""
+    if len(values) == 1:
+        return next(iter(values))
+    return "mixed" if not assumed and values <= {"plain", "scaled", "mixed"} else "unknown"
 
 
 def _change(state: State, owners: Iterable[Id], change: Callable[[Gradients], Gradients]) -> State:
@@ -247,12 +259,14 @@ def _forward(state: State, event: Event, facts: dict[str, object]) -> State:
 
 
 def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
+    facts.update(scaled=event.scaled, detached=event.detached)
+    if event.detached:
+        return state
     owners, assumed = event.owners or (), False
     if not owners:
         owners, assumed = tuple(name for name, _ in state.owners), len(state.owners) > 1
     owners = owners or (ANYONE,)
     facts.update(describe(state, owners, assumed))
-    facts["scaled"] = event.scaled
     dtype = event.dtype
 
     def accumulate(held: Gradients) -> Gradients:
@@ -260,7 +274,11 @@ def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
         merged = dtype if held.value in ("none", "unknown") or held.consumed or held.dtype == dtype else None
         unspent = held.value != "none" and not held.consumed
         return Gradients(
-            value, rescaled=held.rescaled and unspent, assumed=assumed or (held.assumed and unspent), dtype=merged
+            value,
+            rescaled=held.rescaled and unspent,
+            assumed=assumed or (held.assumed and unspent),
+            dtype=merged,
+            scaler=event.scaler,
         )
 
     return _change(state, owners, accumulate)
@@ -284,6 +302,10 @@ def _phase(state: State, event: Event) -> str:
     return "ready" if scaler is not None and scaler.round != "unknown" else "unknown"
 
 
+def _left(state: State, event: Event) -> str:
+    return get(state.left, (event.scaler, event.optimizer)) or "no"
+
+
 def _checked(state: State, event: Event, phase: str, facts: Facts) -> State:
     """The (scaler, optimizer) in its new phase. An optimizer without any gradients leaves no inf check behind."""
     scaler = get(state.scalers, event.scaler) or Scaler()
@@ -295,7 +317,7 @@ def _checked(state: State, event: Event, phase: str, facts: Facts) -> State:
 
 def _unscale(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
-    facts.update(describe(state, owners, assumed), phase=_phase(state, event))
+    facts.update(describe(state, owners, assumed), phase=_phase(state, event), left=_left(state, event))
     if facts["phase"] in ("unscaled", "stepped"):
         facts["raises"] = True
         return state  # torch raises before it touches anything
@@ -311,7 +333,7 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed))
     if event.via is Via.SCALER:
-        facts["phase"] = _phase(state, event)
+        facts.update(phase=_phase(state, event), left=_left(state, event))
         facts["raises"] = facts["phase"] == "stepped" or (facts["gradients"] == "none" and not assumed)
         if facts["phase"] == "stepped":
             return state  # torch raises before it touches anything
@@ -337,15 +359,18 @@ def _update(state: State, event: Event, facts: dict[str, object]) -> State:
     facts["round"] = scaler.round
     facts["given"] = event.given
     facts["raises"] = scaler.round == "open" and not event.given
-    pending = any(held.value == "scaled" and not held.consumed for _, held in state.owners)
-    facts["pending"] = pending
+    pending = [name for name, held in state.owners if _pends(held, event.scaler)]
+    facts["pending"] = bool(pending)
     phases = tuple((key, "ready" if _of(key, event.scaler) else value) for key, value in state.phases)
-    owners = tuple(
-        (name, replace(held, rescaled=True) if held.value == "scaled" and not held.consumed else held)
-        for name, held in state.owners
-    )
+    left = tuple((key, value) for key, value in state.left if not _of(key, event.scaler))
     scalers = put(state.scalers, event.scaler, replace(scaler, round="open"))
-    return replace(state, phases=phases, owners=owners, scalers=scalers)
+    updated = replace(state, phases=phases, left=left, scalers=scalers)
+    return _change(updated, pending, lambda held: replace(held, rescaled=True))
+
+
+def _pends(held: Gradients, scaler: Id | None) -> bool:
+    """Whether gradients still carry the scale of this scaler."""
+    return held.value == "scaled" and not held.consumed and held.scaler in (None, scaler)
 
 
 def _of(key: Id, scaler: Id | None) -> bool:
@@ -403,9 +428,23 @@ def _save(state: State, event: Event, facts: dict[str, object]) -> State:
 
 
 def _iteration_end(state: State, event: Event, facts: dict[str, object]) -> State:
-    dirty = {value for _, value in state.phases} & {"unscaled", "stepped"}
-    facts["dirty"] = sorted(dirty)[0] if dirty else "no"
-    return replace(state, owners=tuple((name, replace(held, cleared=False)) for name, held in state.owners))
+    """``dirty``: what an optimizer is left in that no earlier iteration had left so already."""
+    fresh = [(key, value) for key, value in state.phases if value in ("unscaled", "stepped")]
+    fresh = [(key, value) for key, value in fresh if get(state.left, key) is None]
+    facts.update(dirty=fresh[0][1] if fresh else "no", early=event.early)
+    left = state.left
+    for key, _ in fresh:
+        left = put(left, key, "early" if event.early else "fell")
+    owners = tuple((name, replace(held, cleared=False)) for name, held in state.owners)
+    return replace(state, owners=owners, left=left)
+
+
+def _load(state: State, event: Event, facts: dict[str, object]) -> State:
+    """A scaler that goes on from a saved state is as good as the one that saved it."""
+    scaler = get(state.scalers, event.scaler)
+    if scaler is None:
+        return state
+    return replace(state, scalers=put(state.scalers, event.scaler, replace(scaler, site=None)))
 
 
 _HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
@@ -425,6 +464,7 @@ _HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
     Kind.WEIGHT_WRITE: _weight_write,
     Kind.CACHE_CLEAR: _cache_clear,
     Kind.SAVE: _save,
+    Kind.LOAD: _load,
     Kind.ITERATION_END: _iteration_end,
     Kind.PROGRAM_END: _iteration_end,
 }

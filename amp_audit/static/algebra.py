@@ -21,6 +21,9 @@ from amp_audit.static.values import (
 )
 from amp_audit.static.world import short, truth_of
 
+SMALLEST_SCALE = 128.0
+"""A loss multiplied by at least this much is taken to carry a loss scale; weights of loss terms are smaller."""
+
 
 def subscript(base: Value, index: Value) -> Value:
     number = index.value if isinstance(index, Literal) else None
@@ -88,6 +91,8 @@ def _fold(op: str, left: object, right: object) -> Value:
             return Literal.of(left * right)
         if op == "/" and right:
             return Literal.of(left / right)
+        if op == "%" and right:
+            return Literal.of(left % right)
         if op == "**" and abs(left) <= 10 and 0 <= right <= 40:
             return Literal.of(left**right)
     return Symbol(short(f"({left!r} {op} {right!r})"))
@@ -99,9 +104,17 @@ def _tensor_arithmetic(op: str, left: Value, right: Value) -> Tensor:
     scaled = {t.scaled for t in both}
     dtypes = {t.dtype for t in both if t.dtype}
     other = next((v for v in (left, right) if not isinstance(v, Tensor)), None)
-    by_hand = op == "*" and isinstance(other, Symbol) and "scale" in f"{other.text} {other.key}".lower()
+    by_hand = op == "*" and _may_be_scale(other)
     doubt = any(t.doubt for t in both) or len(scaled) > 1 or by_hand
     return Tensor(owners, dtypes.pop() if len(dtypes) == 1 else None, None if doubt else scaled.pop(), doubt)
+
+
+def _may_be_scale(value: Value | None) -> bool:
+    """Whether a factor may be a loss scale kept by hand: by its name, or by its size."""
+    if isinstance(value, Symbol):
+        return "scale" in f"{value.text} {value.key}".lower()
+    number = value.value if isinstance(value, Literal) else None
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and abs(number) >= SMALLEST_SCALE
 
 
 def unary(op: str, value: Value) -> Value:

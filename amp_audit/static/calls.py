@@ -124,12 +124,13 @@ class Caller(Evaluator):
                 env[param.name] = parameter(func, param.name)
 
     def _default(self, func: Func, default: ir.Expr, world: World) -> Value:
+        """A default is evaluated once, when the function is defined."""
         if isinstance(default, ir.Const):
             return Literal.of(default.value)
-        world.frames.append(Frame(func.module))
-        results = self.eval(default, world)
-        world.frames.pop()
-        return results[0][0] if len(results) == 1 else Symbol(f"default {default.at}")
+        key = (func.module.path, f"={default.at}")
+        if key not in world.globals:
+            world.globals[key] = self.once(func.module, default, world)
+        return world.globals[key]
 
     def _decorators_enter(self, function: ir.Function, world: World) -> list[Value]:
         """Autocast and no_grad as decorators are regions around the body."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind, Via
-from amp_audit.protocol import get, region_dtype
+from amp_audit.protocol import LOW_PRECISION, get, region_dtype
 from amp_audit.static import ir
 from amp_audit.static.hot import dotted
 from amp_audit.static.values import (
@@ -75,6 +76,7 @@ DTYPES = {
 }
 DEFAULT_DTYPE = {"cuda": "float16", "xpu": "float16", "mps": "float16", "cpu": "bfloat16", "hpu": "bfloat16"}
 WRAPPERS = re.compile(r"(^|\.)(DistributedDataParallel|DDP|DataParallel|compile|convert_sync_batchnorm)$")
+_REMADE = frozenset({"torch.tensor", "torch.as_tensor", "torch.autograd.Variable", "torch.Tensor"})
 _FACTS_OF_TENSORS = frozenset({"shape", "device", "dtype", "grad", "ndim", "requires_grad", "is_cuda"})
 CLOSURES = frozenset({"torch.optim.LBFGS", "torch.optim.lbfgs.LBFGS"})
 SAME = frozenset({"to", "cuda", "cpu", "train", "eval", "requires_grad_", "half", "float", "bfloat16", "double", "xpu"})
@@ -152,6 +154,15 @@ class Effects:
             region = world.state.regions[-1]
             self.walker.emit(world, Event(Kind.REGION_EXIT, region=region.id), at)
 
+    def discard(self, node: ir.Expr, value: Value, world: World) -> None:
+        """An expression statement whose value is dropped: the author meant ``scaler.scale(loss)`` to be used."""
+        if isinstance(node, ir.Call) and isinstance(value, Tensor) and value.scaled is not None and node.args:
+            given = node.args[0].value
+            if isinstance(given, ir.Name):
+                self.walker.bind(given, replace(value, scaled=None, doubt=True), world)
+        elif isinstance(value, Method) and value.name == "backward":
+            self.walker.emit(world, Event(Kind.BACKWARD, scaled=None), node.at)
+
     # Attributes
 
     def get_attribute(self, base: Value, name: str, world: World) -> Value:
@@ -182,10 +193,6 @@ class Effects:
         elif isinstance(base, Method) and base.name == "grad":
             self.walker.emit(world, Event(Kind.GRAD_WRITE, owners=_known(owners_of(base.base))), target.at)
 
-    def iterated(self, value: Method, number: int) -> Value:
-        """One round of a loop over ``x.values()``, ``enumerate(x)`` and the like."""
-        return Symbol(short(f"{key_of(value)}[{number}]"), "", True)
-
     # Calls
 
     def call(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
@@ -197,13 +204,15 @@ class Effects:
             return self._symbol(callee, node, args, named, world)
         if isinstance(callee, (Region, NoGrad)):
             return [(args[0] if args else NONE, world)]
+        if isinstance(callee, Scaler):
+            return [(Tensor(doubt=True), world)]
         return [(self.result(callee, node, args, named, world), world)]
 
     def result(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Value:
         """What a call that is not followed gives: a tensor when it is fed tensors or runs under autocast."""
         fed = [item for value in (*args, *named.values()) for item in inside(value) if isinstance(item, Tensor)]
         if fed:
-            return _together(fed, region_dtype(world.state))
+            return Tensor() if world.no_grad else _together(fed, region_dtype(world.state))
         values = (*args, *named.values())
         volatile = any(map(is_volatile, values))
         name = key_of(callee) if not isinstance(callee, Func) else f"{callee.module.path}:{callee.function.qualname}"
@@ -217,13 +226,15 @@ class Effects:
     ) -> Value:
         """What calling a model gives: tensors that lead back to its parameters and to those of its inputs."""
         fed = [item for value in (*args, *named.values()) for item in inside(value) if isinstance(item, Tensor)]
-        own = frozenset() if world.no_grad else frozenset({model.id})
+        if world.no_grad:
+            return Tensor()
+        frozen = world.heap.get((model.id, _FROZEN)) == Literal.of(True)
         inner = given.dtype if isinstance(given, Tensor) else None
-        made = Tensor(own, region_dtype(world.state) or inner)
+        made = Tensor(frozenset() if frozen else frozenset({model.id}), computed_in(world) or inner)
         return _together([*fed, made], made.dtype)
 
     def forward(self, owner: Hashable, at: int, world: World) -> None:
-        if not world.no_grad:
+        if not world.no_grad and world.heap.get((owner, _UNCACHED)) != Literal.of(True):
             self.walker.emit(world, Event(Kind.FORWARD, owners=(owner,)), at)
 
     def special_class(
@@ -253,7 +264,7 @@ class Effects:
         if name in ENDS:
             return [(External("builtins.exit"), world)]
         if name in CLIPS:
-            return self._clip(args[0] if args else named.get("parameters", NONE), node, world)
+            return self._clip(args[0] if args else named.get("parameters", NONE), _limit(args, named), node, world)
         if name.startswith("torch.optim.lr_scheduler."):
             return [(Scheduler((world.frame.module.path, node.at)), world)]
         if _builds_optimizer(name):
@@ -261,6 +272,8 @@ class Effects:
         if name in ("torch.save", "accelerate.save") and (args or named):
             self._save(args[0] if args else named.get("obj", NONE), node, world)
             return [(NONE, world)]
+        if name in _REMADE and named.get("requires_grad") == Literal.of(True) and args and is_volatile(args[0]):
+            return [(Tensor(leaf=True), world)]
         if name in ("torch.autograd.backward",) and args:
             return self._backward(args[0], node, world)
         if name == "torch.autograd.grad":
@@ -272,6 +285,8 @@ class Effects:
         short_name = name.rpartition(".")[2]
         if WRAPPERS.search(name):
             given = args[0] if args else named.get("module", named.get("model"))
+            if isinstance(given, Instance) and short_name == "compile":  # its graph casts the weights by itself
+                world.heap[(given.id, _UNCACHED)] = Literal.of(True)
             if isinstance(given, (Instance, Symbol, Func, Method)):
                 return [(given, world)]
         if name in ("copy.deepcopy", "copy.copy") and args and isinstance(args[0], Instance):
@@ -298,10 +313,14 @@ class Effects:
             return Parameters(owners_of(Items(tuple(args))))
         if name in ("dict",) and not args:
             return Table(tuple(named.items()), "**" in named)
-        if name in ("enumerate",) and args:
+        if name == "enumerate" and args and (len(args) == 1 or args[1] == Literal.of(0)) and not named:
             return Method(args[0], "enumerate")
+        if name == "range" and (len(args) == 1 or (args and args[0] == Literal.of(0))):
+            return Method(args[-1], "range")
         if name == "zip" and args:
             return Method(Items(tuple(args)), "zip")
+        if name == "float" and args and args[0] in (Literal.of("inf"), Literal.of("Inf")):
+            return Literal.of(math.inf)
         if name in ("float", "int", "str", "len", "round") and args and not isinstance(args[0], Literal):
             return Symbol(short(f"{name}({key_of(args[0])})"), "", is_volatile(args[0]))
         if name == "isinstance" and len(args) == 2:
@@ -402,6 +421,10 @@ class Effects:
             return [(StateDict("scaler"), world)]
         if scaler.enabled and name in ("unscale_", "update"):
             self._scaler_event(scaler.id, name, first, node, world)
+        elif name == "load_state_dict":
+            self.walker.emit(world, Event(Kind.LOAD, scaler=scaler.id, contents=frozenset({"scaler"})), node.at)
+        elif name in ("backward", "__call__"):  # no such method: the scaled loss was meant
+            self.walker.emit(world, Event(Kind.BACKWARD, scaled=None), node.at)
         return [(Symbol(short(f"{scaler.id!r}.{name}()"), "", True), world)]
 
     def _scale(self, scaler: Hashable, enabled: bool, value: Value, node: ir.Call, world: World) -> Value:
@@ -414,7 +437,7 @@ class Effects:
 
     def _scaler_event(self, scaler: Hashable, name: str, target: Value, node: ir.Call, world: World) -> None:
         if name == "update":
-            self.walker.emit(world, Event(Kind.UPDATE, scaler=scaler), node.at)
+            self.walker.emit(world, Event(Kind.UPDATE, scaler=scaler, given=bool(node.args)), node.at)
             return
         optimizer = self._optimizer_id(target)
         self.walker.emit(world, Event(Kind.UNSCALE, scaler=scaler, optimizer=optimizer), node.at)
@@ -430,12 +453,13 @@ class Effects:
         world: World,
     ) -> Results:
         optimizer = self._optimizer_id(target)
-        via = Via.SCALER if enabled else Via.PLAIN
         if isinstance(target, Instance) and target.cls is not None and not enabled:
             return self._follow_step(target, node, args[1:], named, world)
-        event = Event(Kind.STEP, scaler=scaler if enabled else None, optimizer=optimizer, via=via)
-        self.walker.emit(world, event, node.at)
-        return [(Symbol("stepped", "", True), world)]
+        closure = args[1] if len(args) > 1 else named.get("closure")
+        event = Event(Kind.STEP, scaler=scaler, optimizer=optimizer, via=Via.SCALER)
+        if not enabled:
+            event = replace(event, scaler=None, via=Via.PLAIN)
+        return self._step_with(closure, event, node, world)
 
     def _follow_step(
         self, target: Instance, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
@@ -475,11 +499,15 @@ class Effects:
         self, optimizer: Hashable, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Results:
         closure = args[0] if args else named.get("closure")
+        return self._step_with(closure, Event(Kind.STEP, optimizer=optimizer, via=Via.PLAIN), node, world)
+
+    def _step_with(self, closure: Value | None, event: Event, node: ir.Call, world: World) -> Results:
+        """A step, after the closure that computes its gradients, if there is one."""
         worlds = [world]
         if isinstance(closure, Func):
             worlds = [after for _, after in self.walker.follow(closure, node.at, [], {}, world)]
         for after in worlds:
-            self.walker.emit(after, Event(Kind.STEP, optimizer=optimizer, via=Via.PLAIN), node.at)
+            self.walker.emit(after, event, node.at)
         return [(Symbol("stepped", "", True), after) for after in worlds]
 
     def _model(
@@ -493,8 +521,9 @@ class Effects:
         world: World,
     ) -> Results:
         if name in OWNING:
-            return [(Parameters(frozenset({owner})), world)]
+            return [(Parameters(frozenset(_with_children(owner, world))), world)]
         if name in SAME:
+            self._changed(owner, name, args, named, world)
             return [(value, world)]
         if name == "zero_grad":
             self.walker.emit(world, Event(Kind.ZERO_GRAD, owners=(owner,)), node.at)
@@ -512,6 +541,16 @@ class Effects:
             return self.walker.call(value, node, args, named, world)
         return [(self.result(Method(value, name), node, args, named, world), world)]
 
+    def _changed(self, owner: Hashable, name: str, args: list[Value], named: dict[str, Value], world: World) -> None:
+        """Remember of a model whether it is frozen, and whether its weights are cached by autocast."""
+        values = (*args, *named.values())
+        if name == "requires_grad_":
+            world.heap[(owner, _FROZEN)] = Literal.of(args[:1] == [Literal.of(False)])
+        elif name in ("half", "bfloat16") or any(_dtype(value) in LOW_PRECISION for value in values):
+            world.heap[(owner, _UNCACHED)] = Literal.of(True)
+        elif name in ("float", "double") or any(_dtype(value) == "float32" for value in values):
+            world.heap[(owner, _UNCACHED)] = Literal.of(False)
+
     def _tensor(
         self, tensor: Tensor, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Results:
@@ -519,7 +558,7 @@ class Effects:
             return self._backward(tensor, node, world)
         if name in ("detach", "item", "tolist", "numpy"):
             if name == "detach":
-                return [(replace(tensor, owners=frozenset()), world)]
+                return [(Tensor(), world)]
             return [(Symbol(f"tensor.{name}", "", True), world)]
         return [(self.result(tensor, node, [tensor, *args], named, world), world)]
 
@@ -530,7 +569,12 @@ class Effects:
             whole = _together(losses, None)
             scaled = None if whole.doubt else whole.scaled is not None
             event = Event(
-                Kind.BACKWARD, scaler=whole.scaled, owners=_known(whole.owners), scaled=scaled, dtype=whole.dtype
+                Kind.BACKWARD,
+                scaler=whole.scaled,
+                owners=_known(whole.owners),
+                scaled=scaled,
+                dtype=whole.dtype,
+                detached=all(loss.leaf for loss in losses),
             )
         else:
             foreign = isinstance(loss, Symbol) and loss.param
@@ -597,15 +641,17 @@ class Effects:
             self.forward(callee.key, node.at, world)
             return [(self.output(Instance(callee.key, None, True), None, args, named, world), world)]
         live = region_dtype(world.state)
-        if live is not None and not fed and not isinstance(node.func, ir.Attr):
+        if live is not None and not fed and not world.no_grad and not isinstance(node.func, ir.Attr):
             return [(Tensor(frozenset(), live), world)]
         return [(self.result(callee, node, args, named, world), world)]
 
     # Shared
 
-    def _clip(self, parameters: Value, node: ir.Call, world: World) -> Results:
-        owners = owners_of(parameters)
-        self.walker.emit(world, Event(Kind.CLIP, owners=_known(owners)), node.at)
+    def _clip(self, parameters: Value, limit: Value | None, node: ir.Call, world: World) -> Results:
+        """Clipping; with an infinite limit it only measures the norm."""
+        endless = limit in _INFINITE
+        kind = Kind.GRAD_READ if endless else Kind.CLIP
+        self.walker.emit(world, Event(kind, owners=_known(owners_of(parameters))), node.at)
         return [(Symbol("norm", "", True), world)]
 
     def _save(self, value: Value, node: ir.Call, world: World) -> None:
@@ -618,6 +664,27 @@ class Effects:
 
     def _state_dict(self, name: str, of: str) -> Value | None:
         return StateDict(of) if name == "state_dict" else None
+
+
+_FROZEN, _UNCACHED = "#frozen", "#uncached"
+
+
+def computed_in(world: World) -> str | None:
+    """The dtype of the region in force; float32 where a region is there but off."""
+    regions = world.state.regions
+    return region_dtype(world.state) or ("float32" if regions and regions[-1].enabled is False else None)
+
+
+def _with_children(owner: Hashable, world: World) -> set[Hashable]:
+    """A model and the models that it holds as attributes, as far as they were seen."""
+    found, waiting = set(), [owner]
+    while waiting:
+        each = waiting.pop()
+        if each not in found:
+            found.add(each)
+            held = [value for (holder, _), value in world.heap.items() if holder == each]
+            waiting += [v.id for value in held for v in inside(value) if isinstance(v, Instance) and v.model]
+    return found
 
 
 def owners_of(value: Value) -> frozenset[Hashable]:
@@ -633,6 +700,16 @@ def owners_of(value: Value) -> frozenset[Hashable]:
     return frozenset(found)
 
 
+_INFINITE = (Literal.of(math.inf), External("math.inf"), External("torch.inf"), External("numpy.inf"))
+
+
+def _limit(args: list[Value], named: dict[str, Value]) -> Value | None:
+    for name in ("max_norm", "clip_value", "value"):
+        if name in named:
+            return named[name]
+    return args[1] if len(args) > 1 else None
+
+
 def _known(owners: Iterable[Hashable]) -> tuple[Hashable, ...] | None:
     return tuple(sorted(owners, key=repr)) or None
 
@@ -643,7 +720,7 @@ def _together(tensors: list[Tensor], dtype: str | None) -> Tensor:
     dtypes = {t.dtype for t in tensors if t.dtype}
     doubt = any(t.doubt for t in tensors) or len(scaled) > 1
     word = dtype or (dtypes.pop() if len(dtypes) == 1 else None)
-    return Tensor(owners, word, None if doubt else scaled.pop(), doubt)
+    return Tensor(owners, word, None if doubt else scaled.pop(), doubt, all(t.leaf for t in tensors))
 
 
 def _scaled(value: Value, scaler: Hashable) -> Value:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from amp_audit import events
-from amp_audit.hazards import Hazard, Watch
-from amp_audit.protocol import words
+from amp_audit.hazards import Happened, Hazard, Watch
 from amp_audit.static import ir, project
 from amp_audit.static.algebra import combine, comparison, display, merged, subscript, unary, with_item
 from amp_audit.static.hot import Heat, dotted, methods_by_name
@@ -43,7 +42,7 @@ MAX_UNROLL = 4
 
 
 class Evaluator(abc.ABC):
-    """Evaluates expressions. ``hazards`` and ``words`` collect what was met on all paths.
+    """Evaluates expressions. ``hazards`` and ``happened`` collect what was met on all paths.
 
     Evaluation returns pairs of a value and the world it holds in, because a call that is followed may fork.
     """
@@ -55,7 +54,7 @@ class Evaluator(abc.ABC):
         self.watch = watch
         self.heat = heat
         self.hazards: list[Hazard[Place]] = []
-        self.words: set[str] = set()
+        self.happened = Happened()
         self._yielding: list[Callable[[World], list[World]]] = []
         self._ducks: dict[str, Mapping[str, frozenset[str]]] = {}
 
@@ -79,8 +78,9 @@ class Evaluator(abc.ABC):
     def emit(self, world: World, event: events.Event, at: int, path: str | None = None) -> None:
         place = (path or world.frame.module.path, at)
         world.state, world.trail, found = self.watch.take(world.state, event, place, world.trail)
-        self.words |= words(event)
+        self.happened.add(event)
         self.hazards += found
+        world.dead = world.dead or world.trail.raises
 
     # Names
 
@@ -152,12 +152,18 @@ class Evaluator(abc.ABC):
         key = (binding.module.path, f"={binding.expr.at}")
         if key not in world.globals:
             world.globals[key] = Symbol(f"{binding.module.path}:{name}", name)
-            world.frames.append(Frame(binding.module))
-            results = self.eval(binding.expr, world)
-            if len(results) == 1 and results[0][1] is world:
-                world.globals[key] = named(results[0][0], name)
-            world.frames.pop()
+            world.globals[key] = named(self.once(binding.module, binding.expr, world), name)
         return world.globals[key]
+
+    def once(self, module: ir.Module, expr: ir.Expr, world: World) -> Value:
+        """The value of an expression that is evaluated once, when its module is imported."""
+        world.frames.append(Frame(module))
+        stamp, world.stamp = world.stamp, ()
+        results = self.eval(expr, world)
+        world.stamp = stamp
+        world.frames.pop()
+        same = len(results) == 1 and results[0][1] is world
+        return results[0][0] if same else Symbol(f"{module.path}:{expr.at}")
 
     # Expressions
 
@@ -398,8 +404,12 @@ class Evaluator(abc.ABC):
         """The item of an unknown iterable in one round; the same round of another loop over it gives the same."""
         if isinstance(value, (Parameters, Tensor)):
             return value
-        if isinstance(value, Method) and isinstance(value.base, (Items, Symbol, Table)):
-            return self.effects.iterated(value, number)
+        if isinstance(value, Method) and value.name == "enumerate":
+            return Items((counter(key_of(value), number), self.element(value.base, number, world)))
+        if isinstance(value, Method) and value.name == "zip" and isinstance(value.base, Items):
+            return Items(tuple(self.element(column, number, world) for column in value.base.items))
+        if isinstance(value, Method) and value.name == "range":
+            return counter(key_of(value), number)
         param = isinstance(value, Symbol) and value.param
         return Symbol(short(f"{key_of(value)}[{number}]"), "", True, param)
 
@@ -415,6 +425,11 @@ def _prefer(binding: project.Alternatives) -> project.Binding:
 def named(value: Value, name: str) -> Value:
     """A symbol takes the name it is bound to, by which the code that follows calls it."""
     return replace(value, text=name) if isinstance(value, Symbol) and value.text != name else value
+
+
+def counter(key: str, number: int) -> Value:
+    """A loop counter from 0: known in the first round, only different in later ones."""
+    return Literal.of(0) if number == 0 else Symbol(short(f"{key}[{number}]"), "", True)
 
 
 def fresh(node: ir.Expr, world: World) -> Symbol:

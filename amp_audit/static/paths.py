@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from amp_audit import events, protocol
-from amp_audit.hazards import Hazard, Watch, give_way, standing
+from amp_audit.hazards import Happened, Hazard, Watch, give_way, standing
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Rulebook
 from amp_audit.static import ir
@@ -23,10 +23,10 @@ MAX_STARTS = 4
 
 @dataclass(slots=True)
 class Entry:
-    """What one walk met: its hazards, the words of its events, the files it went through."""
+    """What one walk met: its hazards, what happened, the files it went through."""
 
     hazards: list[Hazard[Place]]
-    words: set[str]
+    happened: Happened
     paths: set[str]
     exhausted: str | None = None
 
@@ -148,7 +148,7 @@ def _orphans(module: ir.Module, heat: Heat) -> list[tuple[ir.Function, ClassRef 
 def _keep(walker: Walker, path: str, survey: Survey, exhausted: str | None) -> None:
     paths = {path, *(followed for followed, _ in walker.followed)}
     survey.followed |= walker.followed
-    survey.entries.append(Entry(walker.hazards, walker.words, paths, exhausted))
+    survey.entries.append(Entry(walker.hazards, walker.happened, paths, exhausted))
 
 
 def _findings(entries: list[Entry]) -> Iterator[RawFinding]:
@@ -157,10 +157,13 @@ def _findings(entries: list[Entry]) -> Iterator[RawFinding]:
     for entry in entries:
         if not entry.hazards:
             continue
-        around = set().union(*(other.words for other in entries if other.paths & entry.paths))
+        around = Happened()
+        for other in entries:
+            if other.paths & entry.paths:
+                around.include(other.happened)
         closed = [hazard for hazard in entry.hazards if not _borrowed(hazard)]
         opened = [hazard for hazard in entry.hazards if _borrowed(hazard)]
-        for hazard, losers in give_way(standing(closed, entry.words) + standing(opened, around)):
+        for hazard, losers in give_way(standing(closed, entry.happened) + standing(opened, around, any_scaler=True)):
             finding = _finding(hazard, losers)
             known = seen.get((hazard.rule.id, hazard.place))
             if known is None or known.confidence < finding.confidence:

@@ -112,13 +112,15 @@ class Parameters:
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor on its way to a loss. ``scaled``: the id of the scaler whose scale it carries; ``doubt``: it may carry
-    one that was not seen. ``dtype``: of the autocast region in which it was computed.
+    one that was not seen. ``dtype``: of the autocast region in which it was computed. ``leaf``: made anew from a
+    number, so that no gradient gets past it.
     """
 
     owners: Owners = frozenset()
     dtype: str | None = None
     scaled: Hashable = None
     doubt: bool = False
+    leaf: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from amp_audit.static.evaluate import Results
 from amp_audit.static.flow import Flow
 from amp_audit.static.hot import Heat
 from amp_audit.static.values import NONE, Condition, External, Func, Symbol, Type, Value, key_of
-from amp_audit.static.world import Place, World, either, merge, short, split
+from amp_audit.static.world import Place, World, either, merge, settle_volatile, short, split
 
 FUEL = 150_000
 _DEAD = "builtins.exit"
@@ -45,7 +45,8 @@ class Walker(Caller):
                 self._burn()
                 self._statement(statement, world, step)
             flow.leave(step)
-            flow.fall = merge(step.fall) if len(step.fall) > 1 else step.fall
+            alive = [world for world in step.fall if not world.dead]
+            flow.fall = merge(alive) if len(alive) > 1 else alive
         return flow
 
     def _burn(self) -> None:
@@ -63,6 +64,7 @@ class Walker(Caller):
     def _evaluate(self, statement: ir.Evaluate, world: World, flow: Flow) -> None:
         for value, after in self.eval(statement.value, world):
             if not (isinstance(value, External) and value.dotted == _DEAD):
+                self.effects.discard(statement.value, value, after)
                 flow.fall.append(after)
 
     def _assign(self, statement: ir.Assign, world: World, flow: Flow) -> None:
@@ -181,6 +183,7 @@ class Walker(Caller):
     ) -> None:
         """Walk the body once for every round; what is left over from one iteration meets the next."""
         outer, depth, current, done = world.stamp, len(world.rounds), [world], list[World]()
+        decided = frozenset(world.flags)
         for number, begin in enumerate(rounds):
             starts = []
             for each in current:
@@ -199,16 +202,16 @@ class Walker(Caller):
             current = final.fall
         for each in (*current, *done):
             each.stamp, each.rounds = outer, each.rounds[:depth]
-        flow.fall += merge([*current, *done])
+        flow.fall += merge(settle_volatile([*current, *done], decided))
 
     def _iteration_end(self, statement: ir.For | ir.While, world: World) -> None:
-        """A loop's round is a training iteration when a backward happened in it."""
-        if not _had_backward(world):
+        """A loop's round is a training iteration when it trained and no loop inside it has ended one since."""
+        if not _trained(world):
             return
-        place = (world.frame.module.path, statement.at)
+        place, early = (world.frame.module.path, statement.at), False
         if world.left is not None and world.left[1] is world.trail:
-            place = world.left[0]
-        self.emit(world, events.Event(events.Kind.ITERATION_END), place[1], place[0])
+            place, early = world.left[0], True
+        self.emit(world, events.Event(events.Kind.ITERATION_END, early=early), place[1], place[0])
 
     def _with(self, statement: ir.With, world: World, flow: Flow) -> None:
         self._enter(statement, 0, world, flow)
@@ -316,11 +319,14 @@ class Walker(Caller):
             flow.fall += rest
 
 
-def _had_backward(world: World) -> bool:
-    """Whether a backward happened since the innermost loop's round began."""
+_TRAINING = frozenset({events.Kind.BACKWARD, events.Kind.UNSCALE, events.Kind.STEP, events.Kind.UPDATE})
+
+
+def _trained(world: World) -> bool:
+    """Whether gradients were made or used since the innermost loop's round, or the last iteration, began."""
     step, start = world.trail, world.rounds[-1]
-    while step is not None and step is not start:
-        if step.event.kind is events.Kind.BACKWARD:
+    while step is not None and step is not start and step.event.kind is not events.Kind.ITERATION_END:
+        if step.event.kind in _TRAINING:
             return True
         step = step.previous
     return False

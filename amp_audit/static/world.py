@@ -71,6 +71,7 @@ class World:
 
     ``stamp`` names the iteration of the loops around, ``no_grad`` counts entered no_grad regions. ``left`` is the last
     early return or continue, with the trail as it was there; ``rounds`` are the trails where each loop's round began.
+    ``dead``: torch has refused a call, and the program with it.
     """
 
     frames: list[Frame] = field(default_factory=list)
@@ -83,6 +84,7 @@ class World:
     no_grad: int = 0
     left: tuple[Place, Trail[Place] | None] | None = None
     rounds: tuple[Trail[Place] | None, ...] = ()
+    dead: bool = False
 
     @property
     def frame(self) -> Frame:
@@ -104,6 +106,7 @@ class World:
             self.no_grad,
             self.left,
             self.rounds,
+            self.dead,
         )
 
     def signature(self) -> Hashable:
@@ -203,6 +206,19 @@ def merge(worlds: Iterable[World]) -> list[World]:
     return merged if len(merged) <= MAX_WORLDS else [melt(merged)]
 
 
+def settle_volatile(worlds: list[World], before: frozenset[str]) -> list[World]:
+    """At the end of a loop: worlds that differ only in conditions that change from round to round become one.
+
+    Which of these conditions held last is not known after the loop, so nothing may be concluded from it. ``before``
+    are the conditions decided before the loop, which stay.
+    """
+    alike: dict[Hashable, list[World]] = {}
+    for world in worlds:
+        world.flags = {key: value for key, value in world.flags.items() if "@" not in key or key in before}
+        alike.setdefault(frozenset(world.flags.items()), []).append(world)
+    return [group[0] if len(group) == 1 else melt(group) for group in alike.values()]
+
+
 def melt(worlds: list[World]) -> World:
     """One world that knows only what all of them share."""
     first, *rest = worlds
@@ -232,4 +248,17 @@ def either(one: Value, two: Value) -> Value:
     return Symbol(short(f"either({one!r},{two!r})"))
 
 
-__all__ = ["MAX_WORLDS", "NONE", "Frame", "Place", "World", "either", "melt", "merge", "short", "split", "truth_of"]
+__all__ = [
+    "MAX_WORLDS",
+    "NONE",
+    "Frame",
+    "Place",
+    "World",
+    "either",
+    "melt",
+    "merge",
+    "settle_volatile",
+    "short",
+    "split",
+    "truth_of",
+]
