@@ -169,4 +169,3 @@ def program_code(outcome: launch.Outcome) -> int:
     if outcome.stopped or outcome.code is not None:
         return 0 if outcome.stopped else int(outcome.code or 0)
     return 128 + (outcome.signal or 0)
-

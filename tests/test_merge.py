@@ -18,7 +18,9 @@ HERE = "/project/train.py"
 
 
 def rule(name: str, severity: str = "error", **keys: object) -> Rule:
-    return parse_rule({"id": name, "name": name.lower(), "severity": severity, "summary": "s", "why": "w", "fix": "f", **keys})
+    return parse_rule(
+        {"id": name, "name": name.lower(), "severity": severity, "summary": "s", "why": "w", "fix": "f", **keys}
+    )
 
 
 BOOK = Rulebook(
@@ -31,7 +33,8 @@ BOOK = Rulebook(
                 static={"event": "clip", "when": {"gradients": "scaled"}},
                 runtime={"event": "clip", "when": {"gradients": "scaled"}},
             ),
-            rule("AMP302", "warning", refutable=True, static={"event": "region_exit"}, runtime={"event": "region_exit"}),
+            rule("AMP302", "warning", refutable=True, static={"event": "region_exit"},
+                 runtime={"event": "region_exit"}),
             rule("AMP402", "warning", static={"call": "half"}, confirmed_by=["AMP514"],
                  runtime={"measure": "lost", "severity": "error"}),
             rule("AMP501", refutable=True, static={"op": "add", "inputs": "float16"}, runtime={"op": "add"}),
@@ -45,7 +48,9 @@ BOOK = Rulebook(
 )  # fmt: skip
 
 
-def found(name: str, line: int | None = 5, column: int = 1, end: tuple[int, int] | None = None, **changes: object) -> Finding:
+def found(
+    name: str, line: int | None = 5, column: int = 1, end: tuple[int, int] | None = None, **changes: object
+) -> Finding:
     end_line, end_column = end or (line, None)
     place = Location(HERE, line, column, end_line, end_column) if line is not None else None
     base = Finding(name, name.lower(), BOOK[name].severity, Confidence.MEDIUM, f"{name} here", place)

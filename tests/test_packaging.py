@@ -84,4 +84,6 @@ def test_an_audit_without_torch_says_which_extra_is_missing(installed: Path, tmp
 def test_rules_are_listed_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     result = run(installed / "amp-audit", "rules", cwd=tmp_path)
     assert result.returncode == 0
-    assert sum(line.startswith("AMP") for line in result.stdout.splitlines()) == len(list((ROOT / "rules").rglob("*.yaml")))
+    assert sum(line.startswith("AMP") for line in result.stdout.splitlines()) == len(
+        list((ROOT / "rules").rglob("*.yaml"))
+    )

@@ -15,7 +15,9 @@ from .test_packaging import BAD, ROOT
 pytest.importorskip("pre_commit", reason="pre-commit is not installed (it is in the extra `dev`)")
 
 GOOD = BAD.replace("    torch.nn.utils.clip", "    scaler.unscale_(optimizer)\n    torch.nn.utils.clip")
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".amp-audit", "*_cache", "__pycache__", "dist", "build", ".hypothesis")
+LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", ".amp-audit", "*_cache", "__pycache__", "dist", "build", ".hypothesis"
+)
 
 
 def git(folder: Path, *words: str) -> str:
@@ -79,5 +81,7 @@ def test_other_files_are_none_of_its_business(project: Path) -> None:
 
 def test_torch_is_not_in_its_environment(project: Path) -> None:
     pre_commit(project, "--files", "mended.py")
-    packages = {path.name for path in (project.parent / "pre-commit-home").glob("repo*/py_env-*/lib/python*/site-packages/*")}
+    packages = {
+        path.name for path in (project.parent / "pre-commit-home").glob("repo*/py_env-*/lib/python*/site-packages/*")
+    }
     assert "libcst" in packages and "torch" not in packages

@@ -80,7 +80,12 @@ def test_an_error_names_key_and_file_in_one_line(tmp_path: Path, text: str, word
 
 @pytest.mark.parametrize(
     "text",
-    ["select = ['AMP999']", "ignore = ['E501']", "per-file-ignores = {'a' = ['AMP9999']}", "severity = {nope = 'info'}"],
+    [
+        "select = ['AMP999']",
+        "ignore = ['E501']",
+        "per-file-ignores = {'a' = ['AMP9999']}",
+        "severity = {nope = 'info'}",
+    ],
 )
 def test_a_rule_that_does_not_exist_is_an_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(SettingsError, match=r"unknown rule .*pyproject\.toml"):

@@ -29,7 +29,9 @@ def clip(path: str = "train.py", **changes: object) -> Finding:
         evidence=(
             Evidence("static", "step", "backward of the scaled loss", path, 1),
             Evidence("static", "step", "gradients are clipped", path, 2),
-            Evidence("runtime", "number", "gradient norm 3.9e+04, max_norm 1.0", path, 2, "norm", 3.9e4, steps=(1, 2, 3)),
+            Evidence(
+                "runtime", "number", "gradient norm 3.9e+04, max_norm 1.0", path, 2, "norm", 3.9e4, steps=(1, 2, 3)
+            ),
         ),
     )
     return replace(found, **changes)  # type: ignore[arg-type]

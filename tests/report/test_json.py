@@ -59,8 +59,11 @@ def test_fix_carries_its_edits() -> None:
     fix = Fix(True, "call unscale_ first", (Edit("train.py", 2, 1, 2, 1, "scaler.unscale_(optimizer)\n"),))
     (finding,) = written(samples.report(samples.clip(fix=fix)))["findings"]
     assert finding["fix"]["edits"] == [
-        {"path": "train.py", "line": 2, "column": 1, "end_line": 2, "end_column": 1, "text": "scaler.unscale_(optimizer)\n"}
-    ]  # fmt: skip
+        {
+            **{"path": "train.py", "line": 2, "column": 1, "end_line": 2, "end_column": 1},
+            "text": "scaler.unscale_(optimizer)\n",
+        }
+    ]
 
 
 def test_numbers_that_json_cannot_say_are_null() -> None:
@@ -98,7 +101,9 @@ def test_a_check_has_no_trace() -> None:
 
 
 def test_exit_code_precedence() -> None:
-    unreadable = samples.clip(rule="AMP001", severity=Severity.ERROR, location=Location("x.py", 1), verdict=Verdict.STATIC)
+    unreadable = samples.clip(
+        rule="AMP001", severity=Severity.ERROR, location=Location("x.py", 1), verdict=Verdict.STATIC
+    )
     failed = Program(1)
     assert samples.report(unreadable, program=failed).exit_code == 2
     assert samples.report(samples.clip(), program=failed).exit_code == 3
