@@ -1,140 +1,371 @@
-"""One process under audit: what its parts share, and the only way they speak to each other.
+"""One process under audit: when it records, what it writes, and that nothing of it reaches the program.
 
-``tracer`` sees operators, ``signals`` sees the training protocol, ``numerics`` and ``weights`` measure; none of them
-knows another. Nothing that goes wrong in here reaches the audited program: ``guard`` turns it into a note.
+``signals`` sees the training protocol, ``recording`` the operators, and here their reports become steps of a trace. A
+part of a step lasts from one beginning of an iteration (the first forward, region or backward after an optimizer
+stepped) to the next, so that what follows the optimizer (``scaler.update``, ``zero_grad``) is counted with it. It is
+written when it is over.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+import atexit
+import multiprocessing.util
+import os
+import platform
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NoReturn
 
-from amp_audit.trace.schema import EventRow, Number, Place
+import torch
 
-P = ParamSpec("P")
-R = TypeVar("R")
+from amp_audit import __version__
+from amp_audit.events import Kind
+from amp_audit.runtime import lines
+from amp_audit.runtime.attach import Config
+from amp_audit.runtime.clock import Clock, parse_sample
+from amp_audit.runtime.place import Places
+from amp_audit.runtime.recording import Recording, unseen
+from amp_audit.runtime.tracebacks import Hooks
+from amp_audit.trace.schema import VERSION, End, EventRow, Header, Number, StepRecord
+from amp_audit.trace.writer import Writer
 
+_STARTS = frozenset({Kind.FORWARD.value, Kind.REGION_ENTER.value, Kind.SCALE.value, Kind.BACKWARD.value})
+"""Events that begin an iteration, when an optimizer stepped before."""
 
-class CastKey(NamedTuple):
-    """The key under which casts are counted: one ``CastRow``. ``site`` is resolved by ``Session.places.place``."""
+_REGIONS = frozenset({Kind.REGION_ENTER.value, Kind.REGION_EXIT.value})
 
-    phase: str
-    source: str
-    target: str
-    site: int
+_MANY_EVENTS = 2000
+"""So many events are not kept until the part of a step is over: a program may never step."""
 
-
-class CastCounts(NamedTuple):
-    """Counts of elements, see ``CastRow``."""
-
-    nonzero: int
-    flushed: int
-    subnormal: int
-    zero: int
-    overflowed: int
-
-
-class Part(Protocol):
-    """Something that measures on recorded steps."""
-
-    def step_begin(self, *, deep: bool) -> None:
-        """A recorded step begins; ``deep`` steps may cost a multiple of a plain one."""
-
-    def step_end(self) -> None:
-        """It ended: the device may be read now; results go to ``Session.number``."""
-
-
-class Observer(Part, Protocol):
-    """A part that is shown operators: casts on recorded steps, every computing operator on deep ones.
-
-    ``func`` is the ``OpOverload``, ``phase`` one of ``schema.PHASES``. Nothing in here may wait for the device, and
-    operators called in here are not traced.
-    """
-
-    def before(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], phase: str, site: int) -> Any:
-        """Called before the operator runs (its arguments not yet overwritten); what it returns is given to ``after``."""
-
-    def after(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, phase: str, site: int, kept: Any
-    ) -> None:
-        """Called with the result. ``kept`` is None when ``before`` was not called (casts on steps that are not deep)."""
-
-    def cast_counts(self) -> Mapping[CastKey, CastCounts]:
-        """After ``step_end``: the value counts of the casts seen in this step."""
+current: Session | None = None
+"""The session of this process."""
 
 
-class Names(Protocol):
-    """What modules and parameters are called."""
+class Session:
+    """The audit of one process, from ``begin`` to ``close``; the ``Host`` of its parts."""
 
-    def parameter(self, parameter: Any) -> str | None:
-        """The dotted name of a parameter, None when no module with it has run."""
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.places = Places()
+        self.recording = Recording(self, self.places)
+        self.signals: Any = None
+        self._hooks = Hooks()
+        self._over = False
+        self._said: set[str] = set()
+        self._fresh()
 
+    def _fresh(self) -> None:
+        """Nothing was seen yet in this process."""
+        self.clock = Clock(self.config.steps, parse_sample(self.config.sample))
+        self.plan = self.clock.begin()
+        self.writer = Writer(Path(self.config.trace_dir), self._complain)
+        self.record = StepRecord(0, recorded=self.plan.recorded, deep=self.plan.deep)
+        self._header: Header | None = None
+        self._unobserved: Counter[str] = Counter()
+        self._pending: int | None = None  # the step of the latest optimizer call, until its part is over
+        self._enough = False
+        self._stops = 0
+        self._busy = False
+        self._thread = threading.get_ident()
+        self._since = time.perf_counter()
+        self._process = os.getpid()
 
-class Places(Protocol):
-    """Where things happen (``place.py``)."""
+    # Life
 
-    @property
-    def modules(self) -> Names:
-        """What modules and parameters are called."""
+    def begin(self) -> None:
+        """Listen from now on. Raises what went wrong, having left nothing behind."""
+        global current
+        from amp_audit.runtime.signals import Signals
 
-    def place(self, site: int) -> Place:
-        """The place of a site that the tracer handed out."""
+        self.signals = Signals(self)
+        try:
+            self.signals.install()
+            self._hooks.install()
+            self._add_parts()
+        except Exception:
+            self._detach()
+            raise
+        current = self
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forked)
+        multiprocessing.util.register_after_fork(self, Session._in_worker)
 
-    def here(self) -> Place:
-        """The calling thread's innermost line outside torch and outside amp_audit; columns where Python gives them."""
+    def _add_parts(self) -> None:
+        from amp_audit.runtime.numerics import Numerics
+        from amp_audit.runtime.weights import Weights
 
+        self.signals.probes.clear()
+        self.recording.observe(Numerics(self, self.signals))
+        self.recording.add(Weights(self, self.signals))
 
-class Probe(Protocol):
-    """A part that looks at an optimizer around its step."""
+    def close(self, reason: str | None = None) -> None:
+        """Write what is left and end the trace."""
+        global current
+        if self._process != os.getpid():
+            return
+        if current is self:
+            current = None
+            atexit.unregister(self.close)
+        with self._guard("the end"):
+            self._finish_part()
+        self._detach()
+        if self._header is not None or self.config.main:
+            with self._guard("the end"):
+                self._write_end(reason)
 
-    def before_step(self, optimizer: Any, *, closure: bool) -> None:
-        """It is about to step; with a ``closure`` its gradients are yet to be computed."""
+    def _detach(self) -> None:
+        """The program runs as if we had never been there."""
+        self._over = True
+        self.places.modules.outermost = None
+        for leave in (self.recording.stop, self._hooks.uninstall, *([self.signals.uninstall] if self.signals else [])):
+            with self._guard("detaching"):
+                leave()
 
-    def after_step(self, optimizer: Any) -> None:
-        """It has stepped, before the session hears of it."""
+    def _forked(self) -> None:
+        """A forked child begins with nothing; it records once it trains itself."""
+        if current is not self:
+            return
+        with self._guard("forking"):
+            self.recording.abandon()
+            self.places.modules.outermost = None
+            if not self._over:
+                self.config = replace(self.config, main=False)
+                self.writer.close()
+                self._fresh()
+                self._add_parts()
 
+    def _in_worker(self) -> None:
+        """multiprocessing's children end without ``atexit``."""
+        multiprocessing.util.Finalize(None, self.close, exitpriority=-100)
 
-class Scene(Protocol):
-    """What ``Signals`` knows and the measuring parts need. They enter themselves in ``probes`` when they are built."""
-
-    probes: list[Probe]
-
-    @property
-    def current_scale(self) -> Any:
-        """The loss scale in force, a tensor; None when nothing was scaled yet."""
-
-    def optimizers(self) -> list[Any]:
-        """All optimizers that are alive."""
-
-    def name(self, parameter: Any) -> str:
-        """What a person would call a parameter."""
-
-
-class Host(Protocol):
-    """What ``signals``, ``numerics`` and ``weights`` ask of the session.
-
-    Beside its ``Part`` calls, ``Signals.settle()`` is called at the end of *every* step, before the step is written:
-    only then does it read what was queued on the device, completing events handed over earlier. ``Numerics(host,
-    signals)`` is an ``Observer`` and ``Weights(host, signals)`` a ``Part``, both on recorded steps.
-    """
-
-    places: Places
+    # What the parts report
 
     def event(self, row: EventRow) -> None:
         """Add a protocol event to the step in progress. Its ``skipped`` may still be filled in until ``settle``."""
+        if self._over:
+            return
+        if row.kind in _STARTS:
+            self._iteration_begins()
+        if row.kind in _REGIONS:
+            self.recording.region(row)
+        elif row.kind == Kind.OPTIMIZER_NEW.value:
+            self.clock.optimizer_built()
+        self.record.events.append(row)
+        starts = row.kind == Kind.OPTIMIZER_NEW.value or (self.config.main and row.kind == Kind.REGION_ENTER.value)
+        if starts and self.plan.recorded and not self.recording.active:
+            self._start_recording()
+        if len(self.record.events) >= _MANY_EVENTS and self._pending is None:
+            with self._guard("writing"):
+                self._relieve()
 
     def number(self, number: Number) -> None:
         """Add a measured number to the step in progress."""
+        self.record.numbers.append(number)
 
     def note(self, text: str) -> None:
         """Say once what could not be seen."""
+        if text not in self._said:
+            self._said.add(text)
+            self.record.notes.append(text)
 
     def unobserved(self, what: str, count: int = 1) -> None:
-        """Count what was not measured (``End.unobserved``)."""
+        """Count what was not measured."""
+        self._unobserved[what] += count
 
     def optimizer_step(self, optimizer: Any) -> None:
-        """Tell the clock that an optimizer stepped or was skipped, before it changes anything in this step."""
+        """An optimizer is about to step or to skip."""
+        if self._stops:
+            self._stop()
+        if self._over:
+            return
+        self._thread = threading.get_ident()
+        if self._pending is not None and self.clock.repeats(id(optimizer)):
+            self._iteration_begins()
 
     def optimizer_stepped(self, optimizer: Any, *, skipped: bool) -> None:
-        """Tell the clock that it is over; here a step may end."""
+        """It stepped or skipped."""
+        if self._over:
+            return
+        self._thread = threading.get_ident()
+        self._pending = self.clock.optimizer_stepped(id(optimizer))
+        if skipped:
+            self.clock.anomaly()
+        self.places.modules.outermost = self._iteration_begins
+        if not self.recording.active and self.clock.begin().recorded:
+            self._start_recording()
+
+    # Steps
+
+    def _iteration_begins(self, module: Any = None) -> None:
+        """The next forward begins: what came before is over."""
+        if self._busy or self._over or threading.get_ident() != self._thread:
+            return
+        if self._pending is not None:
+            with self._guard("writing"):
+                self._finish_part()
+                self._begin_part()
+            self._enough = self.clock.enough()
+        if self._enough and (self._world() == 1 or _trains(module)):
+            self._end_recording()
+
+    def _finish_part(self) -> None:
+        """Write the part of a step that is over."""
+        record, self.record = self.record, StepRecord(0, recorded=False)
+        record.step = self._pending or max(1, self.clock.step)
+        stepped, self._pending = self._pending is not None, None
+        self.places.modules.outermost = None
+        self._busy = True
+        try:
+            with unseen():
+                self._measure(record, stepped)
+        finally:
+            self._busy = False
+
+    def _measure(self, record: StepRecord, stepped: bool) -> None:
+        late, self.record = self.record, record  # numbers and notes of the parts belong to the step that ended
+        try:
+            self.signals.settle()
+            ops, casts = self.recording.step_end(self.writer) if record.recorded else ((), ())
+        finally:
+            self.record = late
+        if stepped:
+            record.seconds = time.perf_counter() - self._since
+            self._since = time.perf_counter()
+        record.lines = lines.current.news() if lines.current else {}
+        trained = self.clock.step > 0 or self.config.main
+        if trained and (stepped or ops or casts or record.events or record.notes or record.numbers):
+            self._open()
+            self.writer.step(record, ops, casts)
+
+    def _begin_part(self) -> None:
+        self.plan = self.clock.begin()
+        self.record = StepRecord(0, recorded=self.plan.recorded, deep=self.plan.deep, notes=self.record.notes)
+        if not self.plan.recorded:
+            self.recording.stop()
+        elif self.recording.active:
+            self.recording.step_begin(deep=self.plan.deep)
+        else:
+            self._start_recording()
+
+    def _start_recording(self) -> None:
+        with self._guard("recording"):
+            self.recording.start()
+            self.recording.step_begin(deep=self.plan.deep)
+
+    def _relieve(self) -> None:
+        """Write a part of a step that has grown too long; drop it in a process that does not train."""
+        deep, recorded = self.record.deep, self.record.recorded
+        self._finish_part()
+        self.record = StepRecord(0, recorded=recorded, deep=deep)
+        if self.recording.active:
+            self.recording.step_begin(deep=deep)
+
+    # The end
+
+    def _end_recording(self) -> None:
+        if self.config.go_on:
+            self._detach()
+        else:
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        """End the program. When it swallows that and trains on: once more, then without asking."""
+        self._stops += 1
+        if self._stops == 1:
+            self.close("stopped")
+        if self._stops > 2:
+            for stream in (sys.stdout, sys.stderr):
+                with self._guard("flushing"):
+                    stream.flush()
+            os._exit(0)
+        raise SystemExit(0)
+
+    def _write_end(self, reason: str | None) -> None:
+        self._open()
+        why, code = (reason, 0 if reason == "stopped" else None) if reason else _how_it_ended()
+        watch = lines.current
+        notes = [f"not observed: {watch.why_not}"] if watch and watch.why_not else []
+        self.writer.end(
+            End(
+                why,
+                code,
+                self.clock.step if self.config.steps is None else min(self.clock.step, self.config.steps),
+                notes,
+                watch.all() if watch else {},
+                dict(self._unobserved + self.recording.unobserved),
+            )
+        )
+
+    # The file
+
+    def _open(self) -> None:
+        if self._header is None:
+            self._header = self._make_header()
+            self.writer.open(self._header)
+
+    def _make_header(self) -> Header:
+        rank, world = _rank()
+        device = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+        return Header(
+            schema=VERSION,
+            amp_audit=__version__,
+            torch=torch.__version__,
+            python=platform.python_version(),
+            device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            policy=device,
+            rank=rank,
+            world_size=world,
+            argv=tuple(sys.argv),
+            cwd=os.getcwd(),
+            sample=self.config.sample,
+            steps=self.config.steps,
+            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            flags={
+                "float32_matmul_precision": torch.get_float32_matmul_precision(),
+                "cuda_matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
+                "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+                "threads": torch.get_num_threads(),
+            },
+        )
+
+    def _world(self) -> int:
+        return self._header.world_size if self._header else _rank()[1]
+
+    def _complain(self, text: str) -> None:
+        print(f"amp-audit: {text}", file=sys.stderr)
+
+    @contextmanager
+    def _guard(self, what: str) -> Iterator[None]:
+        """An error of ours is a note; the program never sees it."""
+        try:
+            yield
+        except Exception as error:
+            self.note(f"{what} failed: {type(error).__name__}: {error}")
+
+
+def _trains(module: Any) -> bool:
+    """Whether all ranks do what begins now: an evaluation may be the affair of one, which others wait for."""
+    return torch.is_grad_enabled() and (module is None or bool(module.training))
+
+
+def _rank() -> tuple[int, int]:
+    """Rank and world size, from the process group or from the launcher's environment."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(world)) if rank.isdigit() and world.isdigit() else (0, 1)
+
+
+def _how_it_ended() -> tuple[str, int | None]:
+    """Reason and exit code. Python keeps an exception that ended the program in ``sys.last_value``."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
+    return ("finished", None) if error is None else ("failed", 1)

@@ -1,0 +1,115 @@
+"""What a training step is, which steps are recorded and how deeply, and when enough was seen. Knows no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+DENSE_STEPS = 3
+"""Steps recorded after an anomaly, beside those that the sample names."""
+
+DENSE_BUDGET = 60
+"""At most so many of them in a run: a loss scale that falls all the time must not make every step a recorded one."""
+
+FULL = 50
+"""Runs of at most so many steps are recorded whole by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the part of a step that begins now is watched. ``deep``: operators may be run again in float32."""
+
+    recorded: bool
+    deep: bool = False
+
+
+def parse_sample(text: str) -> str | int:
+    """``"default"``, ``"all"``, or N >= 1 for every Nth step. Raises ``ValueError`` for anything else."""
+    if text in ("default", "all"):
+        return text
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise ValueError(f"sample must be default, all or a number of steps, not {text!r}")
+
+
+@dataclass(slots=True)
+class Clock:
+    """Counts steps from the calls of optimizers.
+
+    A step ends when an optimizer that already stepped in it steps (or skips) again: one optimizer makes a step a call,
+    a generator and a discriminator together make one. ``steps`` is how many are wanted, None for all.
+
+    Deep are the second recorded step (the first one also sets up what the later ones reuse) and every tenth; the first
+    when only one step is wanted.
+    """
+
+    steps: int | None = None
+    sample: str | int = "default"
+    step: int = 0
+    built: int = 0
+    _stepped: set[int] = field(default_factory=set)
+    _round: set[int] = field(default_factory=set)
+    _chosen: int = 0
+    _dense_until: int = 0
+    _dense: int = 0
+    _count: int = 0
+
+    def optimizer_built(self) -> None:
+        """An optimizer exists: until a first step is over, only this tells whose calls it will take."""
+        self.built += 1
+
+    def repeats(self, optimizer: int) -> bool:
+        """Whether a call of ``optimizer`` would belong to the next step."""
+        return self.step == 0 or optimizer in self._stepped
+
+    def optimizer_stepped(self, optimizer: int) -> int:
+        """An optimizer stepped or skipped; the number of the step that this call belongs to."""
+        if self.repeats(optimizer):
+            self._round = self._stepped
+            self._stepped = set()
+            self.step += 1
+        self._stepped.add(optimizer)
+        return self.step
+
+    def complete(self) -> bool:
+        """Whether the step in progress has everything that the one before it had, so that it is over."""
+        if self.step <= 1:
+            return self.step == 1 and len(self._stepped) >= self.built
+        return self._stepped >= self._round
+
+    def enough(self) -> bool:
+        """Whether the wanted number of steps is over."""
+        if self.steps is None:
+            return False
+        return self.step > self.steps or (self.step == self.steps and self.complete())
+
+    def anomaly(self) -> None:
+        """Something happened that is worth recording the next steps for."""
+        if self._dense < DENSE_BUDGET:
+            self._dense_until = max(self._dense_until, self.step + DENSE_STEPS)
+
+    def begin(self) -> Plan:
+        """What to do with the part of a step that begins now."""
+        number = self.step + 1 if self.step == 0 or self.complete() else self.step
+        if self.steps is not None and number > self.steps:
+            return Plan(recorded=False)
+        if not self._wanted(number):
+            return Plan(recorded=False)
+        if number != self._chosen:
+            self._chosen = number
+            self._count += 1
+        deep = self._count == 2 or self._count % 10 == 0 or self.steps == 1
+        return Plan(recorded=True, deep=deep)
+
+    def _wanted(self, number: int) -> bool:
+        if self.sample == "all":
+            return True
+        if isinstance(self.sample, int):
+            regular = (number - 1) % self.sample == 0
+        elif self.steps is not None and self.steps <= FULL:
+            return True
+        else:
+            regular = number <= 5 or number % FULL == 0
+        if not regular and number <= self._dense_until:
+            self._dense += 1
+            return True
+        return regular

@@ -1,0 +1,349 @@
+"""Where in the program something happens: source line, module path, and whether that is the optimizer.
+
+Sites are small integers, so that the tracer's hot path compares and hashes nothing bigger; what they stand for is
+worked out once, when a row is first written.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from amp_audit.trace.schema import Place
+
+USER, SKIPPED, OPTIMIZER, ENGINE = range(4)
+"""What the code of a frame is: a place worth naming, torch or Python's own, torch.optim, the call into autograd."""
+
+NOWHERE = 0
+"""The site of what has no line: operators of an autograd thread whose forward was not seen."""
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_OPTIM = os.path.join(_TORCH, "optim") + os.sep
+_GRAPH = os.path.join(_TORCH, "autograd", "graph.py")
+_ENGINE = "_engine_run_backward"
+_CHECKPOINT = os.path.join(_TORCH, "utils", "checkpoint.py")
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_GENERATED = ("<eval_with_key", "<frozen ")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a site number stands for.
+
+    ``module`` is an index of ``Modules.names``; ``user`` the innermost code outside installed packages, with its
+    instruction; ``in_optimizer`` says that ``torch.optim`` called.
+    """
+
+    code: CodeType | None
+    instruction: int
+    module: int
+    user: tuple[CodeType, int] | None
+    in_optimizer: bool
+
+
+class Places:
+    """All sites of a process."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[int, int] = {}
+        self.modules = Modules()
+        self.sites: list[Site] = [Site(None, -1, 0, None, False)]
+        self._numbers: dict[tuple[int, int, int, int], int] = {}
+        self._in_modules: dict[int, int] = {0: NOWHERE}
+        self._recomputing: dict[int, bool] = {}
+        self._places: dict[int, Place] = {}
+        self._codes: dict[int, CodeType] = {}
+        self._directory = os.getcwd()
+
+    def kind(self, code: CodeType) -> int:
+        """What ``code`` is; remembered in ``kinds`` by its id, for which it is kept alive."""
+        known = self.kinds.get(id(code))
+        if known is None:
+            self._codes[id(code)] = code
+            known = self.kinds[id(code)] = _classify(code)
+        return known
+
+    def site(self, frame: FrameType, module: int, through_optimizer: int) -> int:
+        """The number of a place in the program, in a module (an index of ``modules``)."""
+        key = (id(frame.f_code), frame.f_lasti, module, through_optimizer)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.sites)
+            self._codes[id(frame.f_code)] = frame.f_code
+            user, in_optimizer = self._outwards(frame)
+            in_optimizer = bool(through_optimizer) or (in_optimizer and module == 0)
+            self.sites.append(Site(frame.f_code, frame.f_lasti, module, user, in_optimizer))
+        return number
+
+    def module_site(self, module: int) -> int:
+        """The site of what happens in a module without being on any line."""
+        number = self._in_modules.get(module)
+        if number is None:
+            number = self._in_modules[module] = len(self.sites)
+            self.sites.append(Site(None, -1, module, None, False))
+        return number
+
+    def owner_site(self, parameter: Any) -> int:
+        """The site of what autograd does to a parameter's gradient: the module that has it."""
+        return self.module_site(self.modules.owner(parameter))
+
+    def recomputes(self, site: int, frame: FrameType | None) -> bool:
+        """Whether code of the program that runs inside a backward, with gradients on, repeats a forward.
+
+        The other reason why it may run there is a function's own backward while a graph of the backward is made.
+        """
+        known = self._recomputing.get(site)
+        if known is None:
+            known = self._recomputing[site] = _recomputes(frame)
+        return known
+
+    def place(self, site: int) -> Place:
+        """The place of a site; one object for each."""
+        place = self._places.get(site)
+        if place is None:
+            place = self._places[site] = self._resolve(self.sites[site])
+        return place
+
+    def here(self) -> Place:
+        """The calling thread's innermost line outside torch and amp_audit; columns where Python gives them."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and self.kind(frame.f_code) != USER:
+            frame = frame.f_back
+        if frame is None:
+            return Place()
+        return self.place(self.site(frame, self.modules.current(), 0))
+
+    def _outwards(self, frame: FrameType) -> tuple[tuple[CodeType, int] | None, bool]:
+        """The innermost frame outside installed packages, and whether an optimizer is at work further out."""
+        user: tuple[CodeType, int] | None = None
+        in_optimizer = False
+        at: FrameType | None = frame
+        while at is not None and not (user and in_optimizer):
+            kind = self.kind(at.f_code)
+            if user is None and kind == USER and not _installed(at.f_code):
+                user = (at.f_code, at.f_lasti)
+            in_optimizer |= kind == OPTIMIZER
+            at = at.f_back
+        return user, in_optimizer
+
+    def _resolve(self, site: Site) -> Place:
+        module = self.modules.names[site.module]
+        if site.code is None:
+            return Place(module=module)
+        path = self._absolute(site.code)
+        line, column, end_column = position(site.code, site.instruction)
+        user_path, user_line = None, None
+        if site.user is not None:
+            user_path, user_line = self._absolute(site.user[0]), position(*site.user)[0]
+        function = getattr(site.code, "co_qualname", site.code.co_name)
+        return Place(path, line, column, end_column, function, module, user_path, user_line)
+
+    def _absolute(self, code: CodeType) -> str:
+        path = code.co_filename
+        return path if path.startswith("<") else os.path.normpath(os.path.join(self._directory, path))
+
+
+def _recomputes(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _CHECKPOINT:
+            return True
+        if frame.f_code.co_filename == _GRAPH and frame.f_code.co_name == _ENGINE:
+            arguments = frame.f_locals.get("args", ())  # gradients, keep_graph, create_graph, ...
+            return not (len(arguments) > 2 and arguments[2])
+        frame = frame.f_back
+    return True
+
+
+def _classify(code: CodeType) -> int:
+    path = code.co_filename
+    if path == _GRAPH and code.co_name == _ENGINE:
+        return ENGINE
+    if path.startswith(_OPTIM):
+        return OPTIMIZER
+    if path.startswith((_TORCH, _HERE, *_GENERATED)):
+        return SKIPPED
+    return SKIPPED if path.startswith(_PYTHON) and not _installed(code) else USER
+
+
+def _installed(code: CodeType) -> bool:
+    return any(part in code.co_filename for part in _PACKAGES)
+
+
+def position(code: CodeType, instruction: int) -> tuple[int | None, int | None, int | None]:
+    """Line, column and end column (code points, from 1) of an instruction, given as ``f_lasti``.
+
+    The end column is None when the expression ends on another line; both are on Python 3.10, which has none.
+    """
+    if instruction < 0:
+        return code.co_firstlineno, None, None
+    if not hasattr(code, "co_positions"):
+        lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
+        return next(lines, None), None, None
+    for number, (line, end_line, column, end_column) in enumerate(code.co_positions()):
+        if number == instruction // 2:
+            if line is None or column is None:
+                return line, None, None
+            end = _points(code, line, end_column) if end_line == line else None
+            return line, _points(code, line, column), end
+    return None, None, None
+
+
+def _points(code: CodeType, line: int, offset: int | None) -> int | None:
+    """A byte offset in a line as a column in code points."""
+    if offset is None:
+        return None
+    text = linecache.getline(code.co_filename, line).encode("utf-8", "replace")
+    return len(text[:offset].decode("utf-8", "replace")) + 1 if text else offset + 1
+
+
+class Modules:
+    """Which module each thread is in, and what modules and parameters are called.
+
+    Names are dotted paths below the outermost module, without the layers that ``torch.compile``, DDP and FSDP add;
+    index 0 means outside of any module. ``home`` is the thread that trains; ``outermost`` is told of its outermost
+    calls, before anything else is done about them; ``guest_enters`` and ``guest_leaves`` of those of other threads.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str | None] = [None]
+        self.stacks: dict[int, list[int]] = {}
+        self.home = threading.get_ident()
+        self.outermost: Callable[[Any], None] | None = None
+        self.guest_enters: Callable[[int], None] = lambda thread: None
+        self.guest_leaves: Callable[[int], None] = lambda thread: None
+        self._entered: dict[int, list[int]] = {}
+        self._indices: dict[str, int] = {}
+        self._known: dict[int, int] = {}
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._parameters: dict[int, tuple[weakref.ref[Any], str, int]] = {}
+        self._hooks: list[Any] = []
+
+    def install(self) -> None:
+        """Follow calls of modules from now on."""
+        if not self._hooks:
+            self._hooks = [
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave, always_call=True),
+            ]
+
+    def uninstall(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        for thread, stack in self.stacks.items():
+            del stack[1:]
+            self._entered[thread].clear()
+
+    def stack(self, thread: int) -> list[int]:
+        """The modules that a thread is in, as indices of ``names``, after a 0 for outside."""
+        if thread not in self.stacks:
+            self._entered[thread] = []
+            self.stacks[thread] = [0]
+        return self.stacks[thread]
+
+    def forget(self, thread: int) -> None:
+        self.stacks.pop(thread, None)
+        self._entered.pop(thread, None)
+
+    def current(self) -> int:
+        stack = self.stacks.get(threading.get_ident())
+        return stack[-1] if stack else 0
+
+    def owner(self, parameter: Any) -> int:
+        """The index of the module that a parameter belongs to, 0 when it was not met in one."""
+        known = self._parameters.get(id(parameter))
+        return known[2] if known and known[0]() is parameter else 0
+
+    def parameter(self, parameter: Any) -> str | None:
+        """What a parameter is called, e.g. ``"encoder.fc1.weight"``."""
+        known = self._parameters.get(id(parameter))
+        return known[1] if known and known[0]() is parameter else None
+
+    def name(self, root: Any, prefix: str = "") -> None:
+        """Give names to a module, all modules in it that have none, and their parameters."""
+        for module, path in _walk(root, prefix):
+            if id(module) in self._known:
+                continue
+            index = self._indices.get(path)
+            if index is None:
+                index = self._indices[path] = len(self.names)
+                self.names.append(path)
+            self._known[id(module)] = index
+            self._alive[id(module)] = weakref.ref(module, self._forgetter(id(module)))
+            for name, parameter in module._parameters.items():
+                if parameter is not None and self.parameter(parameter) is None:
+                    full = f"{path}.{name}" if path else name
+                    self._parameters[id(parameter)] = (weakref.ref(parameter), full, index)
+
+    def _forgetter(self, key: int) -> Callable[[Any], None]:
+        def forget(_: Any) -> None:
+            self._known.pop(key, None)
+            self._alive.pop(key, None)
+
+        return forget
+
+    def _enter(self, module: Any, inputs: Any) -> None:
+        thread = threading.get_ident()
+        stack = self.stacks.get(thread) or self.stack(thread)
+        if len(stack) == 1:
+            if thread != self.home:
+                self.guest_enters(thread)
+            elif self.outermost is not None:
+                self.outermost(module)
+        index = self._known.get(id(module))
+        if index is None:
+            self._name_in(stack, module)
+            index = self._known.get(id(module), 0)
+        self._entered[thread].append(id(module))
+        stack.append(index)
+
+    def _name_in(self, stack: list[int], module: Any) -> None:
+        """Name a module that was not met as a child of another."""
+        outer = self.names[stack[-1]]
+        self.name(module, "" if outer is None else ".".join(filter(None, (outer, type(module).__name__))))
+
+    def _leave(self, module: Any, inputs: Any, output: Any) -> None:
+        thread = threading.get_ident()
+        entered = self._entered.get(thread)
+        if entered and id(module) in entered:
+            # A call that was left by an exception which runs no hooks lies above, if anything does.
+            stack = self.stacks[thread]
+            while entered.pop() != id(module):
+                stack.pop()
+            stack.pop()
+            if thread != self.home and len(stack) == 1:
+                self.guest_leaves(thread)
+
+
+_LAYERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
+_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"})
+
+
+def _walk(root: Any, prefix: str) -> Iterator[tuple[Any, str]]:
+    """A module and all below it with their paths, each once. Reads ``_modules``: no code of the program runs."""
+    seen: set[int] = set()
+    queue = [(root, prefix)]
+    while queue:
+        module, path = queue.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield module, path
+        wrapper = type(module).__name__ in _WRAPPERS
+        for name, child in reversed(module._modules.items()):
+            if child is not None:
+                layer = name in _LAYERS or (wrapper and name == "module")
+                queue.append((child, path if layer else f"{path}.{name}" if path else name))

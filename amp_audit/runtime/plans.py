@@ -1,0 +1,177 @@
+"""What is known about an operator before it runs: what it reads, whether it only makes a view, how much work it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+Flops = Callable[[tuple[Any, ...], Any], int]
+
+FROM_FIRST, INTO_FIRST = 1, 2
+"""How a cast is written: from the first argument to the result, or from the second argument into the first."""
+
+_CASTS = {
+    "aten._to_copy": FROM_FIRST,
+    "aten.to.dtype": FROM_FIRST,
+    "aten.to.dtype_layout": FROM_FIRST,
+    "aten.to.device": FROM_FIRST,
+    "aten.to.other": FROM_FIRST,
+    "aten.type_as": FROM_FIRST,
+    "aten.copy_": INTO_FIRST,
+    "aten._foreach_copy_": INTO_FIRST,
+}
+
+_SILENT_SPACES = frozenset({"profiler", "prim"})
+_SILENT = frozenset(
+    {
+        *("aten._unsafe_view", "aten._reshape_alias", "aten.detach", "aten.detach_", "aten.alias"),
+        *("aten.lift_fresh", "aten.lift", "aten.set_.source_Tensor", "aten.set_.source_Storage"),
+        *("aten.empty.memory_format", "aten.empty_strided", "aten.empty_like"),
+        *("aten.new_empty", "aten.new_empty_strided", "aten._local_scalar_dense", "aten.is_pinned"),
+    }
+)
+"""Operators that compute no element: views, storage, reading a number."""
+
+
+class Plan:
+    """One operator. ``tensors``: positions of single tensor arguments; ``lists``: of lists of tensors.
+
+    ``silent`` operators are run and not counted. ``arity`` is 1 or 2 when the result is one tensor and the first one or
+    two arguments are all that can be tensors, else 0. ``call`` does what calling the overload does, without a Python
+    frame of its own.
+    """
+
+    __slots__ = ("arity", "call", "cast", "flops", "func", "lists", "mutates", "name", "silent", "tensors")
+
+    def __init__(self, func: Any) -> None:
+        self.func = func
+        schema = getattr(func, "_schema", None)
+        self.call: Callable[..., Any] = func._op if type(func) is OpOverload else func
+        self.name: str = _name(func)
+        self.tensors: tuple[int, ...] = ()
+        self.lists: tuple[int, ...] = ()
+        self.arity = 0
+        self.mutates = self.silent = False
+        self.cast = _CASTS.get(self.name, 0)
+        self.flops = _FLOPS.get(self.name.removeprefix("aten.").partition(".")[0])
+        if schema is not None:
+            self._read(schema)
+
+    def _read(self, schema: Any) -> None:
+        types = [str(argument.type) for argument in schema.arguments]
+        keywords = [argument.kwarg_only for argument in schema.arguments]
+        self.tensors = tuple(i for i, text in enumerate(types) if text in ("Tensor", "Optional[Tensor]"))
+        self.lists = tuple(i for i, text in enumerate(types) if text.startswith("List") and "Tensor" in text)
+        self.mutates = bool(schema.is_mutable)
+        results = [str(result.type) for result in schema.returns]
+        view = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+        space = self.name.partition(".")[0]
+        self.silent = (view and not self.cast) or self.name in _SILENT or space in _SILENT_SPACES
+        if (
+            results == ["Tensor"]
+            and not self.lists
+            and self.tensors in ((0,), (0, 1))
+            and not keywords[self.tensors[-1]]
+        ):
+            self.arity = len(self.tensors)
+
+    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The dtypes of all tensor arguments; of a list of tensors that of its first."""
+        if not self.tensors and not self.lists:
+            values = [*args, *kwargs.values()]
+        else:
+            values = [args[i] for i in sorted((*self.tensors, *self.lists)) if i < len(args)]
+            values += kwargs.values()
+        found = (first(value) for value in values)
+        return tuple(value.dtype for value in found if value is not None)
+
+
+def _name(func: Any) -> str:
+    """``aten.add.Tensor``, without the word "default"; higher-order operators have only their own name."""
+    return str(func).removesuffix(".default")
+
+
+def first(value: Any) -> torch.Tensor | None:
+    """The tensor itself, or the first one of a list."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, (list, tuple)):
+        return next((item for item in value if isinstance(item, torch.Tensor)), None)
+    return None
+
+
+def size(value: Any) -> tuple[int, int]:
+    """Elements and bytes of a result: a tensor, or all tensors in a list."""
+    if isinstance(value, torch.Tensor):
+        elements = value.numel()
+        return elements, elements * value.element_size()
+    if isinstance(value, (list, tuple)):
+        sizes = [size(item) for item in value]
+        return sum(one[0] for one in sizes), sum(one[1] for one in sizes)
+    return 0, 0
+
+
+# Multiply-adds count twice. The formulas are those of torch.utils.flop_counter, which the tests hold them against.
+
+
+def _mm(args: tuple[Any, ...], out: Any) -> int:
+    return int(2 * out.numel() * args[0].shape[-1])
+
+
+def _addmm(args: tuple[Any, ...], out: Any) -> int:
+    return int(2 * out.numel() * args[1].shape[-1])
+
+
+def _convolution(args: tuple[Any, ...], out: Any) -> int:
+    """Each element of the result (of a transposed convolution: of the input) meets one filter."""
+    return _filtered(args[0] if args[6] else out, args[1])
+
+
+def _filtered(positions: Any, weight: Any) -> int:
+    return int(2 * positions.numel() * (weight.numel() // max(1, weight.shape[0])))
+
+
+def _convolution_backward(args: tuple[Any, ...], out: Any) -> int:
+    """As much as the forward, once for the gradient of the input and once for that of the weight."""
+    gradient, inputs, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
+    return _filtered(inputs if transposed else gradient, weight) * (bool(wanted[0]) + bool(wanted[1]))
+
+
+def _attention(args: tuple[Any, ...], out: Any) -> int:
+    return _attention_products(args[0], args[1], args[2], 1, 1)
+
+
+def _attention_backward(args: tuple[Any, ...], out: Any) -> int:
+    """The scores again, then two products for each of the forward's two."""
+    return _attention_products(args[1], args[2], args[3], 3, 2)
+
+
+def _attention_products(query: Any, key: Any, value: Any, scores: int, mixes: int) -> int:
+    *batch, length, width = query.shape
+    heads = 1
+    for extent in batch:
+        heads *= extent
+    return int(2 * heads * length * key.shape[-2] * (scores * width + mixes * value.shape[-1]))
+
+
+_FLOPS: dict[str, Flops] = {
+    "mm": _mm,
+    "bmm": _mm,
+    "linear": _mm,
+    "addmm": _addmm,
+    "baddbmm": _addmm,
+    "convolution": _convolution,
+    "_convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_cudnn_attention": _attention,
+    "_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
+}

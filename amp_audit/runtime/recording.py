@@ -1,0 +1,201 @@
+"""Recording on and off: the dispatch modes, the hooks and the settings that a recorded step needs, and nothing else.
+
+Between recorded steps none of it is there, so the program runs at its own speed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from amp_audit.runtime.parts import CastCounts, CastKey, Host, Observer, Part
+from amp_audit.runtime.place import Places
+from amp_audit.runtime.tracer import Book, Tracer
+from amp_audit.trace.schema import Counts, EventRow
+from amp_audit.trace.writer import Writer
+
+
+class Recording:
+    """The recording of one process. ``active``: whether operators are seen now."""
+
+    def __init__(self, host: Host, places: Places) -> None:
+        self.active = False
+        self.book = Book(places, self._broken)
+        self._host = host
+        self._modules = places.modules
+        self._modules.guest_enters, self._modules.guest_leaves = self._guest_enters, self._guest_leaves
+        self._parts: list[Part] = []
+        self._tracer: Tracer | None = None
+        self._guests: dict[int, Tracer] = {}
+        self._regions: list[tuple[int | None, str, str | None]] = []
+        self._stance: Any = None
+
+    @property
+    def unobserved(self) -> Counter[str]:
+        return self.book.unobserved
+
+    def add(self, part: Part) -> None:
+        """Something that measures on recorded steps."""
+        self._parts.append(part)
+
+    def observe(self, observer: Observer) -> None:
+        """The part that is shown operators."""
+        self.add(observer)
+        self.book.observer = observer
+
+    def start(self) -> None:
+        """See the operators of this thread from now on; it is the one that trains.
+
+        Nothing is done while a mode of the program's own is in force: what it pops must be what it pushed.
+        """
+        if self.active:
+            return
+        tracer = self._tracer
+        if tracer is None or tracer.thread != threading.get_ident():
+            tracer = self._tracer = self._new_tracer()
+        if _depth():
+            if _top() is not tracer:
+                self._host.note("operators were not recorded while a dispatch mode of the program was in force")
+                return
+        else:
+            tracer.__enter__()  # type: ignore[no-untyped-call]
+        self.active = True
+        tracer.begin()
+        self._modules.home = threading.get_ident()
+        self._modules.install()
+        self._force_eager()
+
+    def stop(self) -> None:
+        """See nothing any more, and leave nothing behind."""
+        if not self.active:
+            return
+        self.active = False
+        self._modules.uninstall()
+        self._release()
+        for one in self.book.tracers:
+            one.off = True
+        tracer = self._tracer
+        if tracer is not None and tracer.thread == threading.get_ident() and _depth() and _top() is tracer:
+            tracer.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        # Otherwise a mode of the program lies above: ours stays, idle, until recording begins or ends again.
+
+    def step_begin(self, *, deep: bool) -> None:
+        """A part of a recorded step begins."""
+        self.book.deep = deep
+        for part in self._parts:
+            try:
+                part.step_begin(deep=deep)
+            except Exception as error:
+                self._drop(part, error)
+
+    def step_end(self, writer: Writer) -> tuple[Counts, Counts]:
+        """It ended: the counts of its operators and casts."""
+        counts: dict[CastKey, CastCounts] = {}
+        for part in list(self._parts):
+            try:
+                part.step_end()
+                if part is self.book.observer:
+                    counts.update(self.book.observer.cast_counts())
+            except Exception as error:
+                self._drop(part, error)
+        ops, casts = self.book.collect(writer, counts)
+        for tracer in self.book.tracers:
+            tracer.turn()
+        return ops, casts
+
+    def region(self, row: EventRow) -> None:
+        """Follow the autocast regions that the program enters and leaves."""
+        if row.kind == "region_enter":
+            self._regions.append((row.region, row.device or "", row.dtype if row.enabled else None))
+        else:
+            numbers = [number for number, _, _ in self._regions]
+            if row.region in numbers:
+                del self._regions[numbers.index(row.region) :]
+        # The innermost region of a device decides; float32 is what a region has that autocast turned off.
+        dtypes = {device: dtype for _, device, dtype in self._regions}
+        self.book.region = self.book.region_number({d: t for d, t in dtypes.items() if t in ("float16", "bfloat16")})
+
+    def abandon(self) -> None:
+        """In a forked child: what it inherited of a recording goes."""
+        self.active = False
+        self._modules.uninstall()
+        while _depth() and isinstance(_top(), Tracer):
+            torch._C._pop_torch_dispatch_stack(None)
+        self._release()
+        self._tracer = None
+        self._guests = {}
+        self.book = Book(self.book.places, self._broken)
+        self._parts = []
+
+    def _new_tracer(self) -> Tracer:
+        tracer = Tracer(self.book)
+        self.book.tracers.append(tracer)
+        return tracer
+
+    def _broken(self, what: str, error: Exception) -> None:
+        self._host.note(f"{what} failed and was turned off: {type(error).__name__}: {error}")
+
+    def _drop(self, part: Part, error: Exception) -> None:
+        self._parts.remove(part)
+        if part is self.book.observer:
+            self.book.observer = None
+        self._broken(type(part).__name__.lower(), error)
+
+    # Threads of the program that run modules, as nn.DataParallel's do
+
+    def _guest_enters(self, thread: int) -> None:
+        if not self.active or _depth():
+            return
+        tracer = self._guests.get(thread)
+        if tracer is None:
+            tracer = self._guests[thread] = self._new_tracer()
+        tracer.begin()
+        torch._C._push_on_torch_dispatch_stack(tracer)
+
+    def _guest_leaves(self, thread: int) -> None:
+        tracer = self._guests.get(thread)
+        if tracer is not None and _depth() and _top() is tracer:
+            torch._C._pop_torch_dispatch_stack(None)
+
+    # torch.compile
+
+    def _force_eager(self) -> None:
+        """Run compiled functions as they were written, so that their operators are there to be seen."""
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        if dynamo is None or dynamo._stance.stance != "default":
+            return
+        torch.compiler.set_stance("force_eager")
+        self._stance = dynamo._stance
+        if dynamo.cached_backends:
+            self._host.note(
+                "torch.compile: recorded steps ran the functions as written, not compiled; "
+                "compiled code may round differently"
+            )
+
+    def _release(self) -> None:
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        if self._stance is not None and dynamo is not None and dynamo._stance is self._stance:
+            torch.compiler.set_stance("default")
+        self._stance = None
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Work of our own: not recorded, not differentiated, not even seen by modes of the program."""
+    with _disable_current_modes(), torch.no_grad():
+        yield
+
+
+def _depth() -> int:
+    return int(torch._C._len_torch_dispatch_stack())
+
+
+def _top() -> Any:
+    return torch._C._get_dispatch_stack_at(_depth() - 1)

@@ -1,0 +1,408 @@
+"""The dispatch mode: each operator that runs, counted by what it is, where it is and in which dtypes it really ran.
+
+The hot path touches no tensor data and never waits for a device. Which forward operator a backward operator belongs to
+is known from autograd's sequence numbers: the node of an operator is made before the operator is dispatched, so the
+number before the next one is its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_audit.runtime.dtypes import short
+from amp_audit.runtime.parts import CastCounts, CastKey, Observer
+from amp_audit.runtime.place import ENGINE, NOWHERE, OPTIMIZER, USER, Places
+from amp_audit.runtime.plans import INTO_FIRST, Plan, first, size
+from amp_audit.trace.schema import PHASES, CastRow, OpRow
+from amp_audit.trace.writer import Writer
+
+FORWARD, RECOMPUTE, BACKWARD, OPTIMIZING, OTHER = range(5)  # indices of PHASES
+
+ACCUMULATE = 2**64 - 1
+"""The sequence number of the nodes that add to ``.grad``."""
+
+GENERATIONS = 4
+"""For so many parts of steps the sites of autograd nodes are kept: a graph may be older than the step it is used in."""
+
+_peek = torch._C._autograd._get_sequence_nr
+_graph_task = torch._C._current_graph_task_id
+_node = torch._C._current_autograd_node
+_get_ident = threading.get_ident
+_getframe = sys._getframe
+
+_INNER_TYPES = frozenset({"FakeTensor", "FunctionalTensor"})
+"""Tensors of compilers: nothing is computed on them."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """What one thread's operators have to be told apart by: autograd counts its nodes per thread.
+
+    ``sequence``: the number the next node had when we last looked; ``nodes``: the site of each node;
+    ``previous`` and ``mutated``: the site of the operator before, and whether that wrote into a tensor.
+    """
+
+    stack: list[int]
+    sequence: int = 0
+    nodes: dict[int, int] = field(default_factory=dict)
+    older: list[dict[int, int]] = field(default_factory=list)
+    previous: int = NOWHERE
+    mutated: bool = False
+
+    def find(self, number: int) -> int | None:
+        for nodes in (self.nodes, *self.older):
+            if number in nodes:
+                return nodes[number]
+        return None
+
+    def turn(self) -> None:
+        """A part of a step is over: forget the oldest nodes."""
+        self.older = [self.nodes, *self.older][: GENERATIONS - 1]
+        self.nodes = {}
+
+
+class Row:
+    """The counts of one row of the trace in the step in progress."""
+
+    __slots__ = ("bytes", "calls", "elements", "flops", "itemsize", "number", "works")
+
+    def __init__(self, itemsize: int, works: bool) -> None:
+        self.calls = self.elements = self.bytes = self.flops = 0
+        self.itemsize = itemsize
+        self.works = works  # whether ``flops`` are known for the operator
+        self.number: int | None = None
+
+
+class Book:
+    """The rows of a process, shared by the tracers of its threads."""
+
+    def __init__(self, places: Places, broken: Callable[[str, Exception], None]) -> None:
+        self.places = places
+        self.plans: dict[int, Plan] = {}
+        self.ops: dict[tuple[Any, ...], Row] = {}
+        self.casts: dict[tuple[Any, ...], Row] = {}
+        self.regions: list[dict[str, str]] = [{}]
+        self.region = 0
+        self.observer: Observer | None = None
+        self.deep = False
+        self.unobserved: Counter[str] = Counter()
+        self.tracers: list[Tracer] = []
+        self._broken = broken
+        self._about: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def broken(self, error: Exception) -> None:
+        """Our own bookkeeping failed: the program goes on without it."""
+        self._broken("tracer", error)
+
+    def observer_broken(self, error: Exception) -> None:
+        self.observer = None
+        self._broken("numerics", error)
+
+    def plan(self, func: Any) -> Plan:
+        plan = self.plans.get(id(func))
+        if plan is None:
+            plan = self.plans[id(func)] = Plan(func)  # holds func, so that its id stays its own
+        return plan
+
+    def region_number(self, dtypes: dict[str, str]) -> int:
+        """A number for the state of autocast: low-precision dtype by device type."""
+        if dtypes not in self.regions:
+            self.regions.append(dtypes)
+        return self.regions.index(dtypes)
+
+    def new_op(self, key: tuple[Any, ...], plan: Plan, inputs: tuple[Any, ...], out: Any, itemsize: int) -> Row:
+        """``key``: plan, site, phase, region, dtypes. ``itemsize``: bytes an element, 0 if they are counted apart."""
+        result = first(out)
+        row = self.ops[key] = Row(itemsize, plan.flops is not None)
+        about = (None, None) if result is None else (result.dtype, result.device.type)
+        self._about[key] = (inputs, *about)
+        return row
+
+    def new_cast(self, key: tuple[Any, ...]) -> Row:
+        """``key``: phase, site, source and target dtype."""
+        row = self.casts[key] = Row(0, False)
+        return row
+
+    def collect(self, writer: Writer, counts: dict[CastKey, CastCounts]) -> tuple[list[list[int | None]], ...]:
+        """The counts of the step that ends, as ``Writer.step`` takes them; all start from zero again."""
+        ops = [self._collect_op(key, row, writer) for key, row in self.ops.items() if row.calls]
+        casts = [self._collect_cast(key, row, writer, counts) for key, row in self.casts.items() if row.calls]
+        return ops, casts
+
+    def _collect_op(self, key: tuple[Any, ...], row: Row, writer: Writer) -> list[int | None]:
+        if row.number is None:
+            plan, site, phase, region = key[:4]
+            inputs, output, device = self._about[key]
+            row.number = writer.define_op(
+                OpRow(
+                    PHASES[phase],
+                    plan.name,
+                    tuple(map(short, inputs)),
+                    output and short(output),
+                    self.places.place(site),
+                    self.regions[region].get(device),
+                )
+            )
+        counts: list[int | None] = [row.number, row.calls, row.elements, row.bytes + row.elements * row.itemsize]
+        if row.works:
+            counts.append(row.flops)
+        row.calls = row.elements = row.bytes = row.flops = 0
+        return counts
+
+    def _collect_cast(
+        self, key: tuple[Any, ...], row: Row, writer: Writer, counts: dict[CastKey, CastCounts]
+    ) -> list[int | None]:
+        phase, site, source, target = key
+        about = CastKey(PHASES[phase], short(source), short(target), site)
+        if row.number is None:
+            row.number = writer.define_cast(CastRow(about.phase, about.source, about.target, self.places.place(site)))
+        counted = [row.number, row.calls, row.elements, row.elements * target.itemsize, *counts.get(about, ())]
+        row.calls = row.elements = 0
+        return counted
+
+
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches the operators of one thread, and those that autograd's threads run for its backward.
+
+    The class settings keep ``torch.compile`` alive: without them Dynamo would never again compile what it met under
+    this mode, and higher-order operators would raise.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init__(self, book: Book) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.book = book
+        self.places = book.places
+        self.thread = _get_ident()
+        self.lane = Lane(book.places.modules.stack(self.thread))
+        self.others: dict[int, Lane] = {}
+        self.off = False
+        self._plans = book.plans
+        self._kinds = book.places.kinds
+        self._ops = book.ops
+
+    def begin(self) -> None:
+        """Operators count from now on."""
+        self.lane.sequence = _peek()
+        self.lane.previous, self.lane.mutated = NOWHERE, False
+        self.off = False
+
+    def turn(self) -> None:
+        for lane in (self.lane, *self.others.values()):
+            lane.turn()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if kwargs is None:
+            kwargs = {}
+        if types or self.off:
+            return self._step_aside(func, types, args, kwargs)
+        book = self.book
+        try:
+            plan = self._plans.get(id(func)) or book.plan(func)
+            lane = self.lane if _get_ident() == self.thread else self._other_lane()
+            now = _peek()
+            silent = plan.silent
+            if not silent or now != lane.sequence:
+                site, phase = self._where(lane, now, plan, _getframe().f_back)
+        except Exception as error:
+            self._give_up(error)
+            return func(*args, **kwargs)
+        if silent:
+            return plan.call(*args, **kwargs)
+        if plan.cast or book.deep:
+            return self._observed(plan, site, phase, args, kwargs)
+        out = plan.call(*args, **kwargs)
+        try:
+            self._count(plan, site, phase, args, kwargs, out)
+        except Exception as error:
+            self._give_up(error)
+        return out
+
+    def _step_aside(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Tensor subclasses that dispatch themselves: what they do inside comes by again as plain operators."""
+        if self.off or any(one.__name__ in _INNER_TYPES for one in types):
+            return func(*args, **kwargs)
+        return NotImplemented
+
+    def _give_up(self, error: Exception) -> None:
+        self.off = True
+        self.book.broken(error)
+
+    def _other_lane(self) -> Lane:
+        thread = _get_ident()
+        lane = self.others.get(thread)
+        if lane is None:
+            lane = Lane(self.places.modules.stack(thread), max(0, _peek() - 1))
+            self.others[thread] = lane
+        return lane
+
+    def _where(self, lane: Lane, now: int, plan: Plan, frame: FrameType | None) -> tuple[int, int]:
+        """Site and phase of the operator about to run; remembers the site for the autograd node made for it."""
+        kinds = self._kinds
+        through = 0
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(id(code))
+            if kind is None:
+                kind = self.places.kind(code)
+            if kind == USER:
+                break
+            if kind == ENGINE:
+                return self._backward(lane, lane, now), BACKWARD
+            if kind == OPTIMIZER:
+                through = 1
+            frame = frame.f_back
+        task = _graph_task()
+        if frame is None:
+            if task != -1:
+                return self._backward(lane, self.lane, now), BACKWARD
+            site = self.places.module_site(lane.stack[-1])
+        else:
+            site = self.places.site(frame, lane.stack[-1], through)
+        if through:
+            phase = OPTIMIZING
+        elif task != -1:
+            phase = RECOMPUTE if torch.is_grad_enabled() and self.places.recomputes(site, frame) else BACKWARD
+        elif now != lane.sequence or lane.stack[-1]:
+            phase = FORWARD
+        else:
+            phase = OPTIMIZING if self.places.sites[site].in_optimizer else OTHER
+        if now != lane.sequence:
+            self._claim(lane, now, site)
+        lane.previous = site
+        lane.mutated = plan.mutates
+        return site, phase
+
+    def _claim(self, lane: Lane, now: int, site: int) -> None:
+        """The last autograd node is this operator's. Those made since the operator before are its own, too, except
+        that writing into a view makes a node only afterwards."""
+        nodes = lane.nodes
+        before = lane.previous if lane.mutated else site
+        for number in range(lane.sequence, now - 1):
+            nodes[number] = before
+        nodes[now - 1] = site
+        lane.sequence = now
+
+    def _backward(self, lane: Lane, owner: Lane, now: int) -> int:
+        """The site of the forward operator whose backward runs. ``owner``: the lane in which the forward ran."""
+        node: Any = _node()
+        number = node._sequence_nr() if node is not None else -1
+        known = owner.nodes.get(number)
+        if known is not None:
+            site = known
+        elif number == ACCUMULATE:
+            site = self.places.owner_site(node.variable)
+        else:
+            site = self._distant(owner, number)
+        if now != lane.sequence:  # a graph of the backward itself, or a write into a view just before
+            made_by = lane.previous if lane.mutated else site
+            for made in range(lane.sequence, now):
+                lane.nodes[made] = made_by
+            lane.sequence = now
+        lane.mutated = False
+        return site
+
+    def _distant(self, owner: Lane, number: int) -> int:
+        """A node of an older part of the run, or of a forward on another thread."""
+        for lane in (owner, self.lane, *(tracer.lane for tracer in self.book.tracers if tracer is not self)):
+            site = lane.find(number)
+            if site is not None:
+                return site
+        self.book.unobserved["backward operators whose forward was not seen"] += 1
+        return NOWHERE
+
+    def _count(
+        self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        arity = plan.arity
+        if arity == 1:
+            key: tuple[Any, ...] = (plan, site, phase, self.book.region, args[0].dtype, out.dtype)
+        elif arity == 2 and len(args) > 1:
+            key = (plan, site, phase, self.book.region, args[0].dtype, getattr(args[1], "dtype", None), out.dtype)
+        else:
+            self._count_any(plan, site, phase, args, kwargs, out)
+            return
+        row = self._ops.get(key)
+        if row is None:
+            row = self.book.new_op(key, plan, tuple(filter(None, key[4:-1])), out, out.dtype.itemsize)
+        elements = out.numel()
+        row.calls += 1
+        row.elements += elements
+        if plan.flops is not None:
+            row.flops += plan.flops(args, out)
+
+    def _count_any(
+        self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        """The same for any arguments. Operators without a result have written into their first argument."""
+        written = args[0] if out is None and args else out
+        inputs = plan.read(args, kwargs)
+        result = first(written)
+        key = (plan, site, phase, self.book.region, inputs, result.dtype if result is not None else None)
+        row = self._ops.get(key) or self.book.new_op(key, plan, inputs, written, 0)
+        elements, amount = size(written)
+        row.calls += 1
+        row.elements += elements
+        row.bytes += amount
+        if plan.flops is not None:
+            row.flops += plan.flops(args, out)
+
+    def _observed(self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that somebody else wants to see, too."""
+        book = self.book
+        kept = None
+        if book.deep and book.observer is not None:
+            try:
+                kept = book.observer.before(plan.func, args, kwargs, PHASES[phase], site)
+            except Exception as error:
+                book.observer_broken(error)
+        out = plan.call(*args, **kwargs)
+        try:
+            cast = plan.cast and self._count_cast(plan, site, phase, args, out)
+            if not cast:
+                self._count(plan, site, phase, args, kwargs, out)
+        except Exception as error:
+            self._give_up(error)
+            return out
+        if book.observer is not None and (cast or book.deep):
+            try:
+                book.observer.after(plan.func, args, kwargs, out, PHASES[phase], site, kept)
+            except Exception as error:
+                book.observer_broken(error)
+        return out
+
+    def _count_cast(self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], out: Any) -> bool:
+        """Count a change between floating-point types; False when the operator only moved or copied."""
+        read, written = (args[1], args[0]) if plan.cast == INTO_FIRST else (args[0], out)
+        one, other = first(read), first(written)
+        if one is None or other is None:
+            return False
+        source, target = one.dtype, other.dtype
+        if source is target or not (source.is_floating_point and target.is_floating_point):
+            return False
+        key = (phase, site, source, target)
+        row = self.book.casts.get(key) or self.book.new_cast(key)
+        elements = size(written)[0]
+        row.calls += 1
+        row.elements += elements
+        return True
