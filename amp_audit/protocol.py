@@ -120,6 +120,8 @@ def words(event: Event) -> frozenset[str]:
             found.add(f"backward.plain.{event.dtype}")
     if event.kind in (Kind.SAVE, Kind.LOAD):
         found |= {f"{kind}.{item}" for item in event.contents}
+        if event.contents == {"scaler"}:
+            found.add(f"{kind}.scaler_only")
     return frozenset(found)
 
 

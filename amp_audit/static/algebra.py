@@ -139,8 +139,7 @@ def comparison(op: str, left: Value, right: Value) -> Value:
         return equality(left, right)
     if op in ("!=", "is not"):
         return unary("not", equality(left, right))
-    literal = isinstance(left, Literal) and isinstance(right, Items)
-    if op in ("in", "not in") and literal and all(isinstance(item, Literal) for item in right.items):
+    if op in ("in", "not in") and isinstance(left, Literal) and isinstance(right, Items) and _all_literal(right):
         return Literal.of((left in right.items) is (op == "in"))
     if isinstance(left, Literal) and isinstance(right, Literal):
         return _ordered(op, left.value, right.value)
@@ -148,6 +147,10 @@ def comparison(op: str, left: Value, right: Value) -> Value:
     if op == "not in":
         return Condition(short(f"{key_of(left)} in {key_of(right)}"), True, volatile)
     return Condition(short(f"{key_of(left)} {op} {key_of(right)}"), volatile=volatile)
+
+
+def _all_literal(items: Items) -> bool:
+    return all(isinstance(item, Literal) for item in items.items)
 
 
 def _ordered(op: str, left: object, right: object) -> Value:

@@ -439,6 +439,9 @@ class Effects:
         if name == "update":
             self.walker.emit(world, Event(Kind.UPDATE, scaler=scaler, given=bool(node.args)), node.at)
             return
+        if isinstance(target, Parameters):  # not an optimizer: the program dies here
+            world.dead = True
+            return
         optimizer = self._optimizer_id(target)
         self.walker.emit(world, Event(Kind.UNSCALE, scaler=scaler, optimizer=optimizer), node.at)
 

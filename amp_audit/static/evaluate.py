@@ -405,11 +405,11 @@ class Evaluator(abc.ABC):
         if isinstance(value, (Parameters, Tensor)):
             return value
         if isinstance(value, Method) and value.name == "enumerate":
-            return Items((counter(key_of(value), number), self.element(value.base, number, world)))
+            return Items((counter(key_of(value), number, world), self.element(value.base, number, world)))
         if isinstance(value, Method) and value.name == "zip" and isinstance(value.base, Items):
             return Items(tuple(self.element(column, number, world) for column in value.base.items))
         if isinstance(value, Method) and value.name == "range":
-            return counter(key_of(value), number)
+            return counter(key_of(value), number, world)
         param = isinstance(value, Symbol) and value.param
         return Symbol(short(f"{key_of(value)}[{number}]"), "", True, param)
 
@@ -427,9 +427,15 @@ def named(value: Value, name: str) -> Value:
     return replace(value, text=name) if isinstance(value, Symbol) and value.text != name else value
 
 
-def counter(key: str, number: int) -> Value:
-    """A loop counter from 0: known in the first round, only different in later ones."""
-    return Literal.of(0) if number == 0 else Symbol(short(f"{key}[{number}]"), "", True)
+def counter(key: str, number: int, world: World) -> Symbol:
+    """A loop counter from 0. Of the first round it is decided that it is 0, all else about it is open."""
+    symbol = Symbol(short(f"{key}[{number}]"), "", True)
+    if number == 0:
+        world.decide(Condition(symbol.key, volatile=True), False)
+        world.decide(Condition(f"{symbol.key} == 0", volatile=True), True)
+        world.decide(Condition(f"{symbol.key} > 0", volatile=True), False)
+        world.decide(Condition(f"{symbol.key} >= 1", volatile=True), False)
+    return symbol
 
 
 def fresh(node: ir.Expr, world: World) -> Symbol:
@@ -454,7 +460,7 @@ def _last(node: ir.Expr) -> str:
     return node.name if isinstance(node, ir.Attr) else node.id if isinstance(node, ir.Name) else ""
 
 
-_EXPRESSIONS = {
+_EXPRESSIONS: dict[type, Callable[..., Results]] = {
     ir.Const: Evaluator._const,
     ir.Name: Evaluator._name,
     ir.Attr: Evaluator._attr,

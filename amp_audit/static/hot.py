@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import get_args
 
 from amp_audit.static import ir
 from amp_audit.static.traverse import bodies, expressions, statements, walk
@@ -93,7 +92,7 @@ class Heat:
     def _judge(self, statement: ir.Stmt) -> tuple[bool, bool]:
         known = self._memo.get(id(statement))
         if known is None or known[0] is not statement:
-            words = _words(statement)
+            words = _words_below(statement)
             hot = not isinstance(statement, ir.Import) and (is_hot(words) or not words.isdisjoint(self._names))
             known = (statement, hot, _leaves(statement))
             self._memo[id(statement)] = known
@@ -127,16 +126,20 @@ def _leaves(statement: ir.Stmt) -> bool:
     return any(_leaves(inner) for block in bodies(statement) for inner in block)
 
 
-def _words(node: ir.Expr | ir.Stmt) -> frozenset[str]:
-    """Every identifier and attribute name below a node."""
+def _words_below(node: ir.Stmt) -> frozenset[str]:
+    """Every identifier and attribute name in a statement and below it."""
     found: set[str] = set()
-    if isinstance(node, _STATEMENTS):
-        for statement in statements((node,)):
-            if isinstance(statement, (ir.Function, ir.Class)):
-                found |= statement.words
-            for expression in expressions(statement):
-                found |= _words(expression)
-        return frozenset(found)
+    for statement in statements((node,)):
+        if isinstance(statement, (ir.Function, ir.Class)):
+            found |= statement.words
+        for expression in expressions(statement):
+            found |= _words(expression)
+    return frozenset(found)
+
+
+def _words(node: ir.Expr) -> frozenset[str]:
+    """Every identifier and attribute name in an expression."""
+    found: set[str] = set()
     for inner in walk(node):
         if isinstance(inner, ir.Name):
             found.add(inner.id)
@@ -145,9 +148,6 @@ def _words(node: ir.Expr | ir.Stmt) -> frozenset[str]:
         elif isinstance(inner, ir.Lambda):
             found |= inner.function.words
     return frozenset(found)
-
-
-_STATEMENTS = get_args(ir.Stmt)
 
 
 def methods_by_name(module: ir.Module) -> Mapping[str, frozenset[str]]:

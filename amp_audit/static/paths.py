@@ -14,7 +14,7 @@ from amp_audit.static.calls import parameter
 from amp_audit.static.hot import Heat, definitions
 from amp_audit.static.project import ClassRef, Project
 from amp_audit.static.raw import RawFinding, RawStep
-from amp_audit.static.values import Func, Instance, Literal
+from amp_audit.static.values import Func, Instance, Literal, Value
 from amp_audit.static.walk import OutOfFuel, Walker
 from amp_audit.static.world import Frame, Place, World, melt, merge
 
@@ -89,9 +89,7 @@ def _walk_orphan(
     try:
         for bound, world in _selves(walker, module, function, cls, start):
             func = Func(module, function, bound, {}, cls)
-            args = [parameter(func, p.name) for p in function.params if p.kind == "positional"]
-            named = {p.name: parameter(func, p.name) for p in function.params if p.kind == "keyword"}
-            walker.follow(func, function.at, args[1:] if bound is not None else args, named, world)
+            _follow_blindly(walker, func, world)
     except OutOfFuel:
         exhausted = f"{module.path}: too many paths in {function.qualname}; it was not walked to the end"
     _keep(walker, module.path, survey, exhausted)
@@ -113,12 +111,18 @@ def _selves(
     worlds = [start]
     if init is not None:
         func = Func(init[0].module, init[1], instance, {}, init[0])
-        args = [parameter(func, p.name) for p in init[1].params[1:] if p.kind == "positional"]
-        named = {p.name: parameter(func, p.name) for p in init[1].params if p.kind == "keyword"}
-        worlds = merge(after for _, after in walker.follow(func, cls.cls.at, args, named, start))
+        worlds = merge(_follow_blindly(walker, func, start))
     for world in worlds[:MAX_STARTS]:
         world.state = _forgotten(world.state)
         yield instance, world
+
+
+def _follow_blindly(walker: Walker, func: Func, world: World) -> list[World]:
+    """Walk a function whose arguments are unknown; defaults are not taken, since callers may pass anything."""
+    params = func.function.params[func.bound is not None :]
+    args: list[Value] = [parameter(func, p.name) for p in params if p.kind == "positional"]
+    named: dict[str, Value] = {p.name: parameter(func, p.name) for p in params if p.kind == "keyword"}
+    return [after for _, after in walker.follow(func, func.function.at, args, named, world)]
 
 
 def _unbound(function: ir.Function) -> bool:
@@ -162,7 +166,7 @@ def _findings(entries: list[Entry]) -> Iterator[RawFinding]:
             if other.paths & entry.paths:
                 around.include(other.happened)
         closed = [hazard for hazard in entry.hazards if not _borrowed(hazard)]
-        opened = [hazard for hazard in entry.hazards if _borrowed(hazard)]
+        opened = [hazard for hazard in entry.hazards if _borrowed(hazard) and _in_sight(hazard, entry)]
         for hazard, losers in give_way(standing(closed, entry.happened) + standing(opened, around, any_scaler=True)):
             finding = _finding(hazard, losers)
             known = seen.get((hazard.rule.id, hazard.place))
@@ -174,6 +178,11 @@ def _findings(entries: list[Entry]) -> Iterator[RawFinding]:
 def _borrowed(hazard: Hazard[Place]) -> bool:
     """Whether it speaks of something that was built out of sight."""
     return any(isinstance(identity, str) for identity in hazard.about)
+
+
+def _in_sight(hazard: Hazard[Place], entry: Entry) -> bool:
+    """Whether absence says anything: code that is handed a scaler and trains nothing itself is part of a loop elsewhere."""
+    return not hazard.detector.nowhere or "backward" in entry.happened.words()
 
 
 def _finding(hazard: Hazard[Place], gave_way: list[Hazard[Place]]) -> RawFinding:

@@ -155,14 +155,18 @@ class Walker(Caller):
     def _for(self, statement: ir.For, world: World, flow: Flow) -> None:
         for iterable, after in self.eval(statement.iterable, world):
             known = self.known_items(iterable)
-            rounds = known if known is not None else [self.element(iterable, n, after) for n in range(2)]
             if known == []:
                 flow.fall.append(after)
                 continue
-            self._loop(statement, after, [self._binder(statement.target, item) for item in rounds], flow)
+            rounds = range(2 if known is None else len(known))
+            begins = [self._binder(statement.target, iterable, known, number) for number in rounds]
+            self._loop(statement, after, begins, flow)
 
-    def _binder(self, target: ir.Expr, item: Value) -> Callable[[World], list[World]]:
+    def _binder(
+        self, target: ir.Expr, iterable: Value, known: list[Value] | None, number: int
+    ) -> Callable[[World], list[World]]:
         def begin(world: World) -> list[World]:
+            item = self.element(iterable, number, world) if known is None else known[number]
             self.bind(target, item, world)
             return [world]
 
@@ -347,7 +351,7 @@ def _all(flow: Flow) -> Iterator[World]:
     yield from (world for _, world in flow.returned)
 
 
-_STATEMENTS = {
+_STATEMENTS: dict[type, Callable[..., None]] = {
     ir.Evaluate: Walker._evaluate,
     ir.Assign: Walker._assign,
     ir.Augment: Walker._augment,
