@@ -6,6 +6,7 @@ The program runs in a child that only writes a trace, so whatever becomes of it,
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import tempfile
@@ -23,6 +24,8 @@ from amp_audit.target import Target
 MISSING_AFTER = 30.0
 """Seconds that a rank which has ended waits for the others before it reports without them."""
 POLL = 0.1
+PATIENCE = 2
+"""How often the program is asked to end before it is killed."""
 QUIET = 2.0
 """Seconds between two lines of progress."""
 
@@ -133,14 +136,21 @@ def follow(running: launch.Running, progress: Progress) -> launch.Outcome:
 
 @contextlib.contextmanager
 def _passing_on(running: launch.Running) -> Iterator[None]:
-    """Keep signals from ending this process: the terminal sends Ctrl-C to the program too, SIGTERM is handed on."""
+    """Hand Ctrl-C and SIGTERM on to the program instead of ending here; one that will not end is killed in the end."""
     if threading.current_thread() is not threading.main_thread():
         yield  # handlers belong to the main thread; the caller keeps its own
         return
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: running.terminate()),
-    }
+    asked = itertools.count(1)
+
+    def hand_on(number: int, frame: object) -> None:
+        if next(asked) > PATIENCE:
+            running.send(signal.SIGKILL)
+        elif number == signal.SIGINT:
+            running.interrupt()
+        else:
+            running.terminate()
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
