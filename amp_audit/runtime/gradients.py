@@ -44,21 +44,28 @@ class Gradients:
             self._teller.thread = threading.get_ident()
             before: Snapshot | None = None
             losses: tuple[tuple[bool | None, ...], int | None] = ((None,), None)
+            detached = False
             with self._teller.quiet("backward"):
                 before = self._teller.owners.snapshot()
                 losses = _losses(tensors, grad_tensors)
+                detached = roots.detached(_tensors(tensors))
             original(tensors, grad_tensors, *args, **kwargs)
             with self._teller.quiet("backward"):
                 if before is not None:
-                    self._note_backward(before, *losses)
+                    self._note_backward(before, *losses, detached)
 
         return backward
 
-    def _note_backward(self, before: Snapshot, kinds: tuple[bool | None, ...], scaler: int | None) -> None:
+    def _note_backward(
+        self, before: Snapshot, kinds: tuple[bool | None, ...], scaler: int | None, detached: bool
+    ) -> None:
         owners = reached(before)
-        if not owners and len(self._teller.owners):
-            return  # gradients of tensors that no optimizer owns
         place = self._teller.host.places.here()
+        if not owners and len(self._teller.owners):
+            # Gradients of tensors that no optimizer owns; of a leaf made on the way, where some were meant to come.
+            if detached:
+                self._teller.emit(Kind.BACKWARD, scaled=kinds[0], place=place, detached=True)
+            return
         emptied = [owner for owner, states in before if owner.holding and all(grad is None for _, grad, _ in states)]
         if emptied:  # p.grad = None, by hand
             self._teller.emit(Kind.ZERO_GRAD, owners=emptied, place=place)
@@ -160,9 +167,13 @@ def _put(values: dict[str, float | int | None], name: str, value: float) -> None
     values[name] = finite(value)
 
 
+def _tensors(roots: Any) -> list[torch.Tensor]:
+    listed = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+    return [item for item in listed if isinstance(item, torch.Tensor)]
+
+
 def _losses(tensors: Any, grad_tensors: Any) -> tuple[tuple[bool | None, ...], int | None]:
-    listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    kinds, scaler = roots.losses(item for item in listed if isinstance(item, torch.Tensor))
+    kinds, scaler = roots.losses(_tensors(tensors))
     weights = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or ())
     if any(weight is not None for weight in weights) and True not in kinds:
         return (None,), scaler  # the given gradients may carry a scale of their own

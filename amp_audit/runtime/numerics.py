@@ -14,8 +14,8 @@ import torch
 
 from amp_audit.runtime.dtypes import LOW, short
 from amp_audit.runtime.origins import Origins, Result
+from amp_audit.runtime.parts import CastCounts, CastKey, Host, Scene
 from amp_audit.runtime.queue import finite
-from amp_audit.runtime.session import CastCounts, CastKey, Host, Scene
 from amp_audit.runtime.shadow import CARRIERS, base_name, compare, compare_cast, in_float32, repeatable, tensors
 from amp_audit.trace.schema import Number
 
@@ -38,6 +38,7 @@ class Numerics:
         self._made: dict[int, torch.Tensor] = {}  # memory of a result -> what rounding it lost
         self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameter -> (parameter, counts)
         self._origins = Origins()
+        self._sinks: list[int] = []
         self._counts: dict[CastKey, CastCounts] = {}
         scene.probes.append(self)
 
@@ -61,7 +62,7 @@ class Numerics:
 
     def _forget(self) -> None:
         self._casts, self._ops, self._made, self._gradients = {}, {}, {}, {}
-        self._origins = Origins()
+        self._origins, self._sinks = Origins(), []
 
     # Seeing operators
 
@@ -147,23 +148,31 @@ class Numerics:
 
     # Telling
 
+    def gradients_ready(self, optimizer: Any) -> None:
+        """Take note of the gradients while they are there; many programs clear them before the step is over."""
+        if not self._deep:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._collect(parameter)
+
     def before_step(self, optimizer: Any, *, closure: bool) -> None:
-        """Gradients are there now; a program may clear them right after the step."""
-        if self._deep:
-            self._collect(parameter for group in optimizer.param_groups for parameter in group["params"])
+        """Nothing is left to do."""
 
     def after_step(self, optimizer: Any) -> None:
         """Nothing is left to do."""
 
-    def _collect(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Connect gradients with what their making lost."""
-        for parameter in parameters:
-            grad = parameter.grad
-            if grad is None or not _plain(grad) or id(parameter) in self._gradients:
-                continue
-            counts = self._made.get(_memory(grad))
-            if counts is not None:
-                self._gradients[id(parameter)] = (parameter, counts)
+    def _collect(self, parameter: torch.Tensor) -> None:
+        """Connect a gradient with what its making lost, and with where it came from."""
+        grad = parameter.grad
+        if grad is None or not _plain(grad):
+            return
+        counts = self._made.get(_memory(grad))
+        if counts is not None:
+            self._gradients[id(parameter)] = (parameter, counts)
+        sink = self._origins.of(grad)
+        if sink is not None:
+            self._sinks.append(sink)
 
     def _tell_operators(self) -> None:
         for (op, phase, dtype, site), counts in _totals(self._ops).items():
@@ -179,7 +188,6 @@ class Numerics:
             )
 
     def _tell_gradients(self) -> None:
-        self._collect(self._parameters())
         if not self._gradients:
             return
         scale = self._scene.current_scale
@@ -190,14 +198,8 @@ class Numerics:
             values = {**_named(totals[number]), "scale": live}
             self._host.number(Number("gradient", subject=self._scene.name(parameter), values=values))
 
-    def _parameters(self) -> list[torch.Tensor]:
-        groups = [group for optimizer in self._scene.optimizers() for group in optimizer.param_groups]
-        return [parameter for group in groups for parameter in group["params"]]
-
     def _tell_origin(self) -> None:
-        gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
-        sinks = (self._origins.of(grad) for grad in gradients if _plain(grad))
-        origin = self._origins.trace(index for index in sinks if index is not None)
+        origin = self._origins.trace(self._sinks)
         if origin is None:
             return
         result = origin.result

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from amp_audit.runtime.dtypes import LOW, short
-from amp_audit.runtime.session import Names
+from amp_audit.runtime.parts import Names
 
 Snapshot = list[tuple["Owner", list[tuple[torch.Tensor, torch.Tensor | None, int]]]]
 

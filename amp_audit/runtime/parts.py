@@ -84,6 +84,9 @@ class Places(Protocol):
 class Probe(Protocol):
     """A part that looks at an optimizer around its step."""
 
+    def gradients_ready(self, optimizer: Any) -> None:
+        """Its gradients are complete and about to be used, also when the step is then left out for an inf in them."""
+
     def before_step(self, optimizer: Any, *, closure: bool) -> None:
         """It is about to step; with a ``closure`` its gradients are yet to be computed."""
 

@@ -22,6 +22,8 @@ _SUMS = frozenset(
 _HAND_MADE = 128.0
 """A constant factor from which on a product is taken for a loss scale made by hand. Loss weights are smaller."""
 
+_LEAF = "torch::autograd::AccumulateGrad"
+
 _SCALED, _PLAIN, _UNKNOWN = "scaled", "plain", "unknown"
 
 
@@ -48,6 +50,23 @@ def losses(roots: Iterable[torch.Tensor]) -> tuple[tuple[bool | None, ...], int 
     if _UNKNOWN in found or not found:
         return (None,), scaler
     return tuple(word == _SCALED for word in (_SCALED, _PLAIN) if word in found), scaler
+
+
+def detached(roots: Iterable[torch.Tensor]) -> bool:
+    """Whether only arithmetic lies between the roots and leaf tensors: no module, no loss function was recorded."""
+    queue = [root.grad_fn for root in roots]
+    seen = 0
+    while queue:
+        node = queue.pop()
+        seen += 1
+        if seen > _NODES:
+            return False
+        name = node.name() if node is not None else _LEAF
+        if name in _SUMS or name in _PRODUCTS:
+            queue.extend(child for child, _ in node.next_functions if child is not None)
+        elif name != _LEAF:
+            return False
+    return True
 
 
 def _terms(root: Any, scalers: set[int]) -> set[str]:

@@ -7,6 +7,8 @@ never waits for the device: scales and inf checks are queued and read in ``Signa
 from __future__ import annotations
 
 import functools
+import linecache
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -21,14 +23,16 @@ from amp_audit.runtime import roots
 from amp_audit.runtime.contents import held_states
 from amp_audit.runtime.gradients import Gradients
 from amp_audit.runtime.owners import Owner
+from amp_audit.runtime.parts import Host, Probe
 from amp_audit.runtime.queue import finite, quiet_clone
 from amp_audit.runtime.regions import Regions
-from amp_audit.runtime.session import Host, Probe
 from amp_audit.runtime.teller import Teller
-from amp_audit.trace.schema import EventRow, Number
+from amp_audit.trace.schema import EventRow, Number, Place
 
 GradScaler = torch.amp.GradScaler
 Call = Callable[..., Any]
+
+_ASSIGNED = re.compile(r"\s*(?:\w+\.)*(\w+)\s*(?::[^=]+)?=[^=]")
 
 
 class Signals:
@@ -43,6 +47,7 @@ class Signals:
         self._stepping: list[Any] = []
         self._skips: dict[int, list[EventRow]] = {}  # by scaler, since its last update
         self._scales: dict[int, torch.Tensor] = {}
+        self._names: dict[int, str] = {}
 
     def install(self) -> None:
         """Wrap torch. Objects built earlier are taken note of when they are first used."""
@@ -51,6 +56,7 @@ class Signals:
             part.install()
         wrap = self._teller.patches.wrap
         wrap(GradScaler, "__init__", self._scaler_init)
+        wrap(GradScaler, "load_state_dict", self._load_scaler)
         self._wrap_scaler(GradScaler)
         wrap(torch.optim.Optimizer, "__init__", self._optimizer_init)
         wrap(LRScheduler, "step", self._scheduler_step)
@@ -120,7 +126,7 @@ class Signals:
                 self._wrap_scaler(cls)
         place = self._teller.host.places.here()
         site = f"{place.path}:{place.line}:{place.column or 0}"
-        self._teller.emit(
+        row = self._teller.emit(
             Kind.SCALER_NEW,
             scaler=scaler,
             place=place,
@@ -128,6 +134,30 @@ class Signals:
             site=site,
             device=str(scaler._device),
         )
+        row.names = (self._name_scaler(scaler, place),)
+
+    def _name_scaler(self, scaler: GradScaler, place: Place) -> str:
+        """The variable or attribute that the constructor's line assigns to; numbered when another one has that name."""
+        line = linecache.getline(place.path, place.line) if place.path and place.line else ""
+        assigned = _ASSIGNED.match(line)
+        name = wanted = assigned[1] if assigned else "scaler"
+        taken = set(self._names.values())
+        count = 1
+        while name in taken:
+            count += 1
+            name = f"{wanted} ({count})"
+        self._names[self._teller.owners.id(scaler)[0]] = name
+        return name
+
+    def _load_scaler(self, original: Call) -> Call:
+        def load_state_dict(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+            result = original(scaler, *args, **kwargs)
+            if self._teller.on() and scaler._enabled:
+                with self._teller.quiet("scaler.load_state_dict"):
+                    self._teller.emit(Kind.LOAD, scaler=scaler, contents=("scaler",))
+            return result
+
+        return load_state_dict
 
     def _scaler_scale(self, original: Call) -> Call:
         def scale(scaler: GradScaler, outputs: Any) -> Any:
@@ -173,6 +203,7 @@ class Signals:
                     Kind.STEP, via=Via.SCALER.value, scaler=scaler, optimizer=optimizer, owners=owners
                 )
             self._teller.host.optimizer_step(optimizer)
+            self._gradients_ready(optimizer)
             self._scaler_step = False
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
@@ -237,7 +268,9 @@ class Signals:
         self._teller.queue.add(before, lambda value: values.__setitem__("before", finite(value)))
         self._teller.queue.add(after, done)
         self._teller.host.number(
-            Number("scale", place=self._teller.host.places.here(), subject=f"scaler {number}", values=values)
+            Number(
+                "scale", place=self._teller.host.places.here(), subject=self._names.get(number, "scaler"), values=values
+            )
         )
 
     # Optimizers
@@ -269,7 +302,14 @@ class Signals:
             if not _closure(args, kwargs):
                 self._plain_step(optimizer)
         self._teller.host.optimizer_step(optimizer)
+        if not _closure(args, kwargs):
+            self._gradients_ready(optimizer)
         self._probe_before(optimizer, args, kwargs)
+
+    def _gradients_ready(self, optimizer: torch.optim.Optimizer) -> None:
+        for probe in self.probes:
+            with self._teller.quiet(type(probe).__name__.lower()):
+                probe.gradients_ready(optimizer)
 
     def _probe_before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for probe in self.probes:
@@ -290,6 +330,7 @@ class Signals:
         with self._teller.quiet("optimizer.step"):
             if _closure(args, kwargs):  # the closure's own events come first
                 self._plain_step(optimizer)
+                self._gradients_ready(optimizer)
             for owner in self._teller.owners.link(optimizer):
                 owner.look_at_weights()
         self._teller.host.optimizer_stepped(optimizer, skipped=False)

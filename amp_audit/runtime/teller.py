@@ -11,9 +11,9 @@ import torch
 
 from amp_audit.events import Kind
 from amp_audit.runtime.owners import Owner, Owners, low_dtype
+from amp_audit.runtime.parts import Host
 from amp_audit.runtime.patches import Patches
 from amp_audit.runtime.queue import Queue
-from amp_audit.runtime.session import Host
 from amp_audit.trace.schema import EventRow, Place
 
 

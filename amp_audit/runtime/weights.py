@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from amp_audit.runtime.dtypes import LOW, short
-from amp_audit.runtime.session import Host, Scene
+from amp_audit.runtime.parts import Host, Scene
 from amp_audit.trace.schema import Number
 
 _LOOPED = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
@@ -50,6 +50,9 @@ class Weights:
             if by_gradient:
                 values["by_gradient"] = 1
             self._host.number(Number("lost_updates", subject=subject, dtype=dtype, values=values))
+
+    def gradients_ready(self, optimizer: Any) -> None:
+        """Nothing is left to do."""
 
     def before_step(self, optimizer: Any, *, closure: bool) -> None:
         """Keep the weights as they are, and which of their elements the step is meant to change."""

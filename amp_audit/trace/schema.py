@@ -105,6 +105,7 @@ class EventRow:
     site: str | None = None
     skipped: bool = False
     given: bool = False
+    detached: bool = False
     names: tuple[str, ...] = ()
 
 
