@@ -184,7 +184,7 @@ def _rules(words: list[str]) -> int:
     from amp_audit import jobs
     from amp_audit.report import rules
 
-    rules.table(jobs.rulebook(_configured(options)), sys.stdout)
+    rules.table(jobs.load_rules(_configured(options)), sys.stdout)
     return 0
 
 
