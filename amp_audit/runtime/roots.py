@@ -54,7 +54,7 @@ def losses(roots: Iterable[torch.Tensor]) -> tuple[tuple[bool | None, ...], int 
 
 def detached(roots: Iterable[torch.Tensor]) -> bool:
     """Whether only arithmetic lies between the roots and leaf tensors: no module, no loss function was recorded."""
-    queue = [root.grad_fn for root in roots]
+    queue: list[Any] = [root.grad_fn for root in roots]
     seen = 0
     while queue:
         node = queue.pop()
