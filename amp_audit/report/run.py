@@ -79,20 +79,27 @@ def _precision(run: Summary, root: Path, limit: int) -> Iterator[RenderableType]
             table.add_row(f"{cast.source} -> {cast.target}", plural(cast.calls, "call"), size(cast.bytes))
         yield table
     if run.float32:
-        yield Text("float32 ops of the forward and backward pass, heaviest first", style="dim")
+        yield Text("float32 under autocast, and float32 matmuls anywhere, heaviest first", style="dim")
         yield _float32(run.float32[:limit], root)
 
 
 def _float32(ops: Sequence[HotOp], root: Path) -> Table:
-    table = _grid(4)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(overflow="ellipsis", no_wrap=True, max_width=20)
+    for _ in ("phase", "amount", "place"):
+        table.add_column(overflow="fold")
     for op in ops:
         place = op.place
         path, line = place.user_path or place.path, place.user_line or place.line
         where = f"{shown_path(path, root)}:{line}" if path is not None else (place.module or "")
         amount = work(op.flops) if op.flops else plural(op.elements, "element")
-        region = "under autocast" if op.autocast else "outside autocast"
-        table.add_row(op.op, amount, f"{op.phase}, {region}", printable(where))
+        table.add_row(short_name(op.op), op.phase, amount, printable(where))
     return table
+
+
+def short_name(op: str) -> str:
+    """``aten.mul.Tensor`` as people call it: ``mul``; ops of other libraries keep their namespace."""
+    return op.removeprefix("aten.").partition(".")[0] if op.startswith("aten.") else op
 
 
 def _bar(part: int, whole: int) -> Text:

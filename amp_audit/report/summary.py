@@ -189,10 +189,14 @@ def _casts(rows: Iterable[CastRow]) -> tuple[CastTotal, ...]:
 
 
 def _float32(rows: Iterable[OpRow]) -> tuple[HotOp, ...]:
-    """Float32 ops of the hot path, the heaviest first: matmuls and convolutions by work, then others by elements."""
+    """Float32 ops of the hot path, the heaviest first: matmuls and convolutions, then what autocast left in float32.
+
+    Elementwise float32 work outside of regions (gradient sums, losses) is what mixed precision is meant to do.
+    """
     groups: defaultdict[tuple[str, str, bool, str | None, int | None], list[OpRow]] = defaultdict(list)
     for row in rows:
-        if row.phase in HOT_PHASES and computed_in(row) == "float32" and row.output == "float32":
+        told = row.flops is not None or row.autocast is not None
+        if told and row.phase in HOT_PHASES and computed_in(row) == "float32" and row.output == "float32":
             place = row.place
             path, line = place.user_path or place.path, place.user_line or place.line
             groups[row.op, row.phase, row.autocast is not None, path, line].append(row)
