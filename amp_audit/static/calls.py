@@ -13,7 +13,7 @@ from amp_audit.static.evaluate import named as called
 from amp_audit.static.flow import Flow
 from amp_audit.static.hot import Heat
 from amp_audit.static.values import NONE, Func, Instance, Items, Literal, Method, Super, Symbol, Table, Type, Value
-from amp_audit.static.world import Frame, Place, World, merge
+from amp_audit.static.world import Frame, Place, World, merge, short
 
 MAX_DEPTH = 10
 
@@ -34,7 +34,8 @@ class Caller(Evaluator):
         if isinstance(node.func, ir.Name) and node.func.id == "super" and world.frame.cls is not None:
             return [(self._super(world), world)]
         results: Results = []
-        for callee, after in self.eval(node.func, world):
+        callees = self.callee(node.func, world) if isinstance(node.func, ir.Attr) else self.eval(node.func, world)
+        for callee, after in callees:
             for values, named, last in self.arguments(node.args, after):
                 results += self.call(callee, node, values, named, last)
         return results
@@ -166,18 +167,23 @@ class Caller(Evaluator):
         assert instance.cls is not None
         method = self.project.methods(instance.cls).get("__init__")
         if method is None:
-            fields = [
-                s.target.id
-                for s in instance.cls.cls.body
-                if isinstance(s, ir.Declare) and isinstance(s.target, ir.Name)
-            ]
-            for name, value in (*zip(fields, args), *named.items()):
-                world.heap[(instance.id, name)] = value
+            self._fill_fields(instance, args, named, world)
             return [world]
         func = Func(method[0].module, method[1], instance, {}, method[0])
         if len(world.frames) > MAX_DEPTH or any(frame.function is method[1] for frame in world.frames):
             return [world]
         return [after for _, after in self.follow(func, at, args, named, world)]
+
+    def _fill_fields(self, instance: Instance, args: list[Value], named: dict[str, Value], world: World) -> None:
+        """The fields of a dataclass or named tuple; those that an unknown ``**`` may set are unknown."""
+        assert instance.cls is not None
+        names = [name for statement in instance.cls.cls.body for name in _field(statement)]
+        world.heap.update({(instance.id, name): value for name, value in zip(names, args)})
+        for name in names[len(args) :]:
+            if name in named:
+                world.heap[(instance.id, name)] = named[name]
+            elif "**" in named:
+                world.heap[(instance.id, name)] = Symbol(short(f"{instance.id!r}.{name}"), name)
 
     def _call_instance(
         self, instance: Instance, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
@@ -197,6 +203,14 @@ class Caller(Evaluator):
         if instance.model:
             return [(self.effects.output(instance, None, args, named, world), world)]
         return [(self.effects.result(instance, node, args, named, world), world)]
+
+
+def _field(statement: ir.Stmt) -> list[str]:
+    if isinstance(statement, ir.Declare) and isinstance(statement.target, ir.Name):
+        return [statement.target.id]
+    if isinstance(statement, ir.Assign):
+        return [target.id for target in statement.targets if isinstance(target, ir.Name)]
+    return []
 
 
 def parameter(func: Func, name: str) -> Symbol:

@@ -152,7 +152,8 @@ class Evaluator(abc.ABC):
         key = (binding.module.path, f"={binding.expr.at}")
         if key not in world.globals:
             world.globals[key] = Symbol(f"{binding.module.path}:{name}", name)
-            world.globals[key] = named(self.once(binding.module, binding.expr, world), name)
+            value = self.once(binding.module, binding.expr, world)
+            world.globals[key] = setting(named(value, name), f"{binding.module.path}:{name}", name)
         return world.globals[key]
 
     def once(self, module: ir.Module, expr: ir.Expr, world: World) -> Value:
@@ -187,6 +188,10 @@ class Evaluator(abc.ABC):
         return [(self.lookup(node.id, world), world)]
 
     def _attr(self, node: ir.Attr, world: World) -> Results:
+        """An attribute that is not called; one of a tensor or a model's output is a tensor as well."""
+        return [(_as_tensor(value), after) for value, after in self.callee(node, world)]
+
+    def callee(self, node: ir.Attr, world: World) -> Results:
         results: Results = []
         for base, after in self.eval(node.base, world):
             results += self.attribute(base, node.name, dotted(node), node.at, after)
@@ -427,6 +432,12 @@ def named(value: Value, name: str) -> Value:
     return replace(value, text=name) if isinstance(value, Symbol) and value.text != name else value
 
 
+def _as_tensor(value: Value) -> Value:
+    if isinstance(value, Method) and isinstance(value.base, Tensor) and value.name != "backward":
+        return value.base
+    return value
+
+
 def counter(key: str, number: int, world: World) -> Symbol:
     """A loop counter from 0. Of the first round it is decided that it is 0, all else about it is open."""
     symbol = Symbol(short(f"{key}[{number}]"), "", True)
@@ -436,6 +447,11 @@ def counter(key: str, number: int, world: World) -> Symbol:
         world.decide(Condition(f"{symbol.key} > 0", volatile=True), False)
         world.decide(Condition(f"{symbol.key} >= 1", volatile=True), False)
     return symbol
+
+
+def setting(value: Value, key: str, name: str) -> Value:
+    """A constant that is off (False, None) is a switch that somebody turns on: both sides of it are looked at."""
+    return Symbol(key, name) if value in (Literal.of(False), NONE) else value
 
 
 def fresh(node: ir.Expr, world: World) -> Symbol:

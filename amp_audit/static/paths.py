@@ -181,7 +181,7 @@ def _borrowed(hazard: Hazard[Place]) -> bool:
 
 
 def _in_sight(hazard: Hazard[Place], entry: Entry) -> bool:
-    """Whether absence says anything: code that is handed a scaler and trains nothing itself is part of a loop elsewhere."""
+    """Whether absence says anything: code that is handed a scaler and trains nothing belongs to a loop elsewhere."""
     return not hazard.detector.nowhere or "backward" in entry.happened.words()
 
 
