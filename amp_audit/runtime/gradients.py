@@ -45,7 +45,8 @@ class Gradients:
             before: Snapshot | None = None
             losses: tuple[tuple[bool | None, ...], int | None] = ((None,), None)
             detached = False
-            with self._teller.quiet("backward"):
+            # A constant factor kept for backward would reach a dispatch mode as a bare number.
+            with self._teller.quiet("backward"), torch._C._DisableTorchDispatch():
                 before = self._teller.owners.snapshot()
                 losses = _losses(tensors, grad_tensors)
                 detached = roots.detached(_tensors(tensors))
@@ -75,13 +76,13 @@ class Gradients:
             if not owners:
                 row.owners = None
         for owner in owners:
-            owner.holding, owner.blank = True, False
+            owner.holding, owner.used, owner.blank, owner.returned = True, False, False, True
             owner.look()
 
     def _autograd_grad(self, original: Call) -> Call:
         def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
             if self._teller.mine():
-                with self._teller.quiet("autograd.grad"):
+                with self._teller.quiet("autograd.grad"), torch._C._DisableTorchDispatch():
                     (first, *more), scaler = _losses(outputs, grad_outputs)
                     row = self._teller.emit(Kind.AUTOGRAD_GRAD, scaled=None if more else first)
                     row.scaler = scaler
@@ -160,7 +161,8 @@ class Gradients:
         known = tuple(owners)
         self._teller.emit(Kind.ZERO_GRAD, optimizer=optimizer, owners=known)
         for owner in known:
-            owner.holding, owner.blank, owner.witness = False, not set_to_none, None
+            owner.blank = not set_to_none and owner.holding and not owner.used
+            owner.holding, owner.used, owner.witness = False, False, None
 
 
 def _put(values: dict[str, float | int | None], name: str, value: float) -> None:
@@ -194,7 +196,9 @@ def _nothing() -> Iterator[torch.Tensor]:
 
 def _dtype(owners: Iterable[Owner]) -> str | None:
     """The low-precision dtype in which the losses of some owners were computed; None where they disagree."""
-    found = {owner.dtype or owner.region_dtype for owner in owners}
+    found: set[str | None] = set()
+    for owner in owners:
+        found |= owner.dtypes or {owner.region_dtype}
     low = found - {"float32", None}
     if len(low) > 1:
         return None

@@ -20,22 +20,32 @@ Snapshot = list[tuple["Owner", list[tuple[torch.Tensor, torch.Tensor | None, int
 class Owner:
     """The parameters of one optimizer that no earlier optimizer had.
 
-    ``holding``: a backward left gradients that were not cleared since. ``blank``: they were cleared to zeros instead
-    of None. ``witness``: one gradient and its version after the last event that was seen to change it. ``dtype``: the
-    dtype in which the latest forward with gradients ran; ``region_dtype``: that of the latest low-precision region, for
-    programs without modules. ``weights``: the outermost region that may keep a cached copy of a weight, and the
-    weight's version then. ``name``: the outermost module that ran with it.
+    ``holding``: a backward left gradients that were not cleared since; ``used``: a step has used them; ``blank``:
+    unused ones were cleared to zeros. ``witness``: one gradient and its version after the last event that was seen to
+    change it. ``dtypes``: those in which forwards with gradients ran since the last backward, or before it when none
+    ran since (``returned``); ``region_dtype``: that of the latest low-precision region, for programs without modules.
+    ``weights``: the outermost region that may keep a cached copy of a weight, and the weight's version then.
+    ``name``: the outermost module that ran with it.
     """
 
     id: int
     parameters: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     holding: bool = False
+    used: bool = False
     blank: bool = False
     witness: tuple[weakref.ref[torch.Tensor], int] | None = None
-    dtype: str | None = None
+    dtypes: set[str] = field(default_factory=set)
+    returned: bool = False
     region_dtype: str | None = None
     weights: tuple[int, int] | None = None
     name: str = ""
+
+    def ran_in(self, dtype: str) -> None:
+        """A forward with gradients ran in ``dtype``."""
+        if self.returned:
+            self.dtypes.clear()
+            self.returned = False
+        self.dtypes.add(dtype)
 
     def alive(self) -> Iterator[torch.Tensor]:
         for reference in self.parameters:

@@ -21,7 +21,7 @@ class Regions:
 
     def __init__(self, teller: Teller) -> None:
         self._teller = teller
-        self._stack: list[tuple[int, Autocast]] = []
+        self._stack: list[tuple[int, Autocast, bool]] = []  # the last: whether it was entered within a module
         self._entered = 0
         self._leaving = False
         self._in_forward = False
@@ -40,7 +40,8 @@ class Regions:
             if self._teller.mine():
                 with self._teller.quiet("autocast"):
                     self._entered += 1
-                    self._stack.append((self._entered, region))
+                    self._stack.append((self._entered, region, self._in_forward))
+                    self._in_forward = False  # a module called from here is outermost in this region
                     self._teller.emit(
                         Kind.REGION_ENTER,
                         region=self._entered,
@@ -60,7 +61,7 @@ class Regions:
                 result = original(region, *error)
             finally:
                 self._leaving = False
-            if self._teller.mine() and any(entered is region for _, entered in self._stack):
+            if self._teller.mine() and any(entered is region for _, entered, _ in self._stack):
                 with self._teller.quiet("autocast"):
                     self._leave(region)
             return result
@@ -72,7 +73,7 @@ class Regions:
             for owner in self._teller.owners.all():
                 owner.region_dtype = short(region.fast_dtype)
         while self._stack:
-            number, entered = self._stack.pop()
+            number, entered, self._in_forward = self._stack.pop()
             self._teller.emit(Kind.REGION_EXIT, region=number)
             if entered is region:
                 return
@@ -106,7 +107,7 @@ class Regions:
         region = self._stack[-1][1] if self._stack and _low(self._stack[-1][1]) else None
         if torch.is_grad_enabled():
             for owner in owners:
-                owner.dtype = short(region.fast_dtype) if region else low_dtype(owner.alive()) or "float32"
+                owner.ran_in(short(region.fast_dtype) if region else low_dtype(owner.alive()) or "float32")
                 owner.name = owner.name or type(module).__name__
         if region is None:
             return

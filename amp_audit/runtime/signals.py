@@ -191,7 +191,8 @@ class Signals:
 
     def _scaler_stepped(self, original: Call) -> Call:
         def step(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if not self._teller.on() or not scaler._enabled or self._scaler_step is not None:
+            refused = "closure" in kwargs  # raises before it looks at anything
+            if not self._teller.on() or not scaler._enabled or self._scaler_step is not None or refused:
                 return original(scaler, optimizer, *args, **kwargs)
             row: EventRow | None = None
             with self._teller.quiet("scaler.step"):
@@ -228,9 +229,7 @@ class Signals:
         elif not stepped:
             # Not a torch optimizer's step, or skipped; the scaler has waited for these values itself.
             row.skipped = any(value.item() for value in found)
-        for owner in self._teller.owners.link(optimizer):
-            owner.look()
-            owner.look_at_weights()
+        self._stepped(optimizer)
 
     def _scaler_update(self, original: Call) -> Call:
         def update(scaler: GradScaler, new_scale: Any = None) -> None:
@@ -331,9 +330,14 @@ class Signals:
             if _closure(args, kwargs):  # the closure's own events come first
                 self._plain_step(optimizer)
                 self._gradients_ready(optimizer)
-            for owner in self._teller.owners.link(optimizer):
-                owner.look_at_weights()
+            self._stepped(optimizer)
         self._teller.host.optimizer_stepped(optimizer, skipped=False)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        for owner in self._teller.owners.link(optimizer):
+            owner.used = True
+            owner.look()
+            owner.look_at_weights()
 
     def _plain_step(self, optimizer: torch.optim.Optimizer) -> None:
         owners = self._teller.owners.link(optimizer)

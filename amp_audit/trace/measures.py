@@ -191,7 +191,7 @@ def nonfinite_origin(trace: Trace, rule: Rule, detector: Detector) -> Iterator[F
     """
     seen: dict[Location | None, tuple[Number, list[int]]] = {}
     for step, number in numbers(trace, "nonfinite"):
-        if number.op is None or _is_search(trace, step, number, limit(rule, "scale")):
+        if number.op is None or _is_search(trace, step, number):
             continue
         seen.setdefault(where(number.place or Place()), (number, []))[1].append(step)
     for place, (number, steps) in seen.items():
@@ -210,11 +210,11 @@ def nonfinite_origin(trace: Trace, rule: Rule, detector: Detector) -> Iterator[F
         yield found if place is not None else replace(found, subject=Subject("run", "run"))
 
 
-def _is_search(trace: Trace, step: int, number: Number, floor: float) -> bool:
-    """Whether an inf is no more than a gradient that the loss scale, above ``floor``, made too large."""
+def _is_search(trace: Trace, step: int, number: Number) -> bool:
+    """Whether an inf is no more than a scaled gradient that is too large; AMP515 says when that never ends."""
     if number.phase != "backward" or number.values.get("nan"):
         return False
-    return any(at == step and (scale.values.get("after") or 0.0) >= floor for at, scale in numbers(trace, "scale"))
+    return any(at == step for at, _ in numbers(trace, "scale"))
 
 
 # AMP514
