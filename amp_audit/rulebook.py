@@ -28,7 +28,7 @@ _PARSED = frozenset({"when", "at", "anywhere", "nowhere", "message", "severity"}
 COMMON_KEYS = frozenset({"message", "severity", "confidence", "source"})
 
 REQUIRED_KEYS = ("id", "name", "severity", "summary", "why", "fix")
-SEEING_KEYS = ("static", "runtime", "refutable", "confirmed_by", "yields_to", "thresholds")
+SEEING_KEYS = ("static", "runtime", "refutable", "confirmed_by", "confirmed_severity", "yields_to", "thresholds")
 RULE_KEYS = frozenset({*REQUIRED_KEYS, *SEEING_KEYS, "examples", "references"})
 EXAMPLE_KEYS = frozenset({"bad", "good", "run", "raises", "subject", "file"})
 
@@ -79,6 +79,7 @@ class Rule:
     runtime: tuple[Detector, ...] = ()
     refutable: bool = False
     confirmed_by: tuple[str, ...] = ()
+    confirmed_severity: Severity | None = None
     yields_to: tuple[str, ...] = ()
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
@@ -180,6 +181,9 @@ def parse_rule(data: object) -> Rule:
         runtime=_detectors(data.get("runtime"), "runtime"),
         refutable=_flag(data, "refutable"),
         confirmed_by=_texts(data.get("confirmed_by"), "confirmed_by"),
+        confirmed_severity=(
+            _severity(data["confirmed_severity"], "confirmed_severity") if "confirmed_severity" in data else None
+        ),
         yields_to=_texts(data.get("yields_to"), "yields_to"),
         thresholds=_mapping(data.get("thresholds"), "thresholds"),
         examples=tuple(_example(item, n) for n, item in enumerate(_list(data.get("examples"), "examples"), 1)),
