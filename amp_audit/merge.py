@@ -102,12 +102,11 @@ def _confirmed(read: Finding, seen: Sequence[Finding]) -> Finding:
 
 def _proven(finding: Finding, proofs: Sequence[Finding], book: Rulebook) -> Finding:
     """A finding with another rule's findings as its evidence. Its severity is its own rule's word, not the proof's."""
-    stated = [detector.severity for detector in book[finding.rule].runtime if detector.kind == "measure"]
     return replace(
         finding,
         verdict=Verdict.RUNTIME if finding.verdict is Verdict.RUNTIME else Verdict.CONFIRMED,
         confidence=Confidence.HIGH,
-        severity=max([finding.severity, *(level for level in stated if level is not None)]),
+        severity=book[finding.rule].confirmed_severity or finding.severity,
         evidence=(*finding.evidence, *_evidence(proofs)),
     )
 

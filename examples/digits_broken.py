@@ -30,13 +30,26 @@ def batches(size, seed):
     return [(images[index], labels[index]) for index in order.split(size)]
 
 
+def train_probe(epochs, lr):
+    """A linear probe in bfloat16."""
+    model = nn.Linear(64, 10).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    for epoch in range(epochs):
+        for x, y in batches(256, seed=epoch):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x.to(torch.bfloat16)), y)
+            loss.backward()
+            optimizer.step()
+        print(f"probe, epoch {epoch}: loss {loss.item():.3f}")
+
+
 def train_classifier(epochs, lr, checkpoint):
     """A perceptron under float16 autocast, with a gradient scaler."""
     model = nn.Sequential(nn.Linear(64, 128), Standardize(), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu")
     for epoch in range(epochs):
-        for x, y in batches(128, seed=epoch):
+        for x, y in batches(256, seed=epoch):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.float16):
                 loss = F.cross_entropy(model(x), y)
@@ -48,27 +61,14 @@ def train_classifier(epochs, lr, checkpoint):
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
 
 
-def train_probe(epochs, lr):
-    """A linear probe in bfloat16."""
-    model = nn.Linear(64, 10).to(torch.bfloat16)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    for epoch in range(epochs):
-        for x, y in batches(128, seed=epoch):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x.to(torch.bfloat16)), y)
-            loss.backward()
-            optimizer.step()
-        print(f"probe, epoch {epoch}: loss {loss.item():.3f}")
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(0)
+    train_probe(options.epochs, lr=1e-4)
     with tempfile.TemporaryDirectory() as folder:
         train_classifier(options.epochs, lr=0.1, checkpoint=Path(folder) / "checkpoint.pt")
-    train_probe(options.epochs, lr=1e-4)
 
 
 if __name__ == "__main__":

@@ -29,13 +29,27 @@ def batches(size, seed):
     return [(images[index], labels[index]) for index in order.split(size)]
 
 
+def train_probe(epochs, lr):
+    """A linear probe: float32 weights, bfloat16 compute."""
+    model = nn.Linear(64, 10)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    for epoch in range(epochs):
+        for x, y in batches(256, seed=epoch):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        print(f"probe, epoch {epoch}: loss {loss.item():.3f}")
+
+
 def train_classifier(epochs, lr, checkpoint):
     """A perceptron under float16 autocast, with a gradient scaler."""
     model = nn.Sequential(nn.Linear(64, 128), Standardize(), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu")
     for epoch in range(epochs):
-        for x, y in batches(128, seed=epoch):
+        for x, y in batches(256, seed=epoch):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.float16):
                 loss = F.cross_entropy(model(x), y)
@@ -49,28 +63,14 @@ def train_classifier(epochs, lr, checkpoint):
         torch.save(state, checkpoint)
 
 
-def train_probe(epochs, lr):
-    """A linear probe: float32 weights, bfloat16 compute."""
-    model = nn.Linear(64, 10)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    for epoch in range(epochs):
-        for x, y in batches(128, seed=epoch):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-        print(f"probe, epoch {epoch}: loss {loss.item():.3f}")
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(0)
+    train_probe(options.epochs, lr=1e-4)
     with tempfile.TemporaryDirectory() as folder:
         train_classifier(options.epochs, lr=0.1, checkpoint=Path(folder) / "checkpoint.pt")
-    train_probe(options.epochs, lr=1e-4)
 
 
 if __name__ == "__main__":

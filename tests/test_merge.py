@@ -36,7 +36,7 @@ BOOK = Rulebook(
             rule("AMP302", "warning", refutable=True, static={"event": "region_exit"},
                  runtime={"event": "region_exit"}),
             rule("AMP402", "warning", static={"call": "half"}, confirmed_by=["AMP514"],
-                 runtime={"measure": "lost", "severity": "error"}),
+                 confirmed_severity="error"),
             rule("AMP501", refutable=True, static={"op": "add", "inputs": "float16"}, runtime={"op": "add"}),
             rule("AMP504", "warning", static={"op": "sum"}, confirmed_by=["AMP512"]),
             rule("AMP512", runtime={"measure": "nonfinite"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TextIO
@@ -126,7 +127,7 @@ class _Findings:
         if rule is not None and finding.rule not in self._told:
             self._told.add(finding.rule)
             yield "  why", _flowed(rule.why)
-            yield "  fix", rule.fix
+            yield "  fix", rule.fix if _is_code(rule.fix) else _flowed(rule.fix)
         elif finding.fix is not None:
             yield "  fix", finding.fix.description
 
@@ -165,11 +166,19 @@ def _numbers(finding: Finding, verbose: bool) -> Iterator[str]:
 
 def _when(item: Evidence) -> str:
     parts = []
-    if item.steps:
+    if item.steps and item.unit != "steps":  # a count of steps says itself which
         parts.append(f"{'step' if len(item.steps) == 1 else 'steps'} {ranges(item.steps)}")
     if item.rank is not None:
         parts.append(f"rank {item.rank}")
     return f" ({', '.join(parts)})" if parts else ""
+
+
+def _is_code(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _flowed(text: str) -> str:
