@@ -332,6 +332,7 @@ class Session:
                 "cuda_matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
                 "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
                 "threads": torch.get_num_threads(),
+                "watch": lines.current is not None and lines.current.why_not is None,
             },
         )
 
