@@ -30,6 +30,7 @@ class Numerics:
     """An ``Observer``. Adds Numbers ``underflow``, ``gradient`` and ``nonfinite``, and the value counts of casts."""
 
     def __init__(self, host: Host, scene: Scene) -> None:
+        self.cast_targets = frozenset(_ROUNDED)
         self._host = host
         self._scene = scene
         self._deep = False

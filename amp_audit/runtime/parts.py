@@ -48,6 +48,10 @@ class Observer(Part, Protocol):
     operators called in here are not traced.
     """
 
+    @property
+    def cast_targets(self) -> frozenset[Any]:
+        """The dtypes to which casts are shown on steps that are not deep."""
+
     def before(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], phase: str, site: int) -> Any:
         """Called before the operator overwrites anything; what is returned is given to ``after``."""
 

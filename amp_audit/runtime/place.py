@@ -61,7 +61,7 @@ class Places:
         self.kinds: dict[int, int] = {}
         self.modules = Modules()
         self.sites: list[Site] = [Site(None, -1, 0, None, False)]
-        self._numbers: dict[tuple[int, int, int, int], int] = {}
+        self.numbers: dict[tuple[int, int, int, int], int] = {}
         self._in_modules: dict[int, int] = {0: NOWHERE}
         self._recomputing: dict[int, bool] = {}
         self._places: dict[int, Place] = {}
@@ -79,9 +79,9 @@ class Places:
     def site(self, frame: FrameType, module: int, through_optimizer: int) -> int:
         """The number of a place in the program, in a module (an index of ``modules``)."""
         key = (id(frame.f_code), frame.f_lasti, module, through_optimizer)
-        number = self._numbers.get(key)
+        number = self.numbers.get(key)
         if number is None:
-            number = self._numbers[key] = len(self.sites)
+            number = self.numbers[key] = len(self.sites)
             self._codes[id(frame.f_code)] = frame.f_code
             user, in_optimizer = self._outwards(frame)
             in_optimizer = bool(through_optimizer) or (in_optimizer and module == 0)

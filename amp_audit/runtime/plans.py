@@ -37,22 +37,20 @@ _SILENT = frozenset(
 
 
 class Plan:
-    """One operator. ``tensors``: positions of single tensor arguments; ``lists``: of lists of tensors.
+    """One operator.
 
     ``silent`` operators are run and not counted. ``arity`` is 1 or 2 when the result is one tensor and the first one or
     two arguments are all that can be tensors, else 0. ``call`` does what calling the overload does, without a Python
     frame of its own.
     """
 
-    __slots__ = ("arity", "call", "cast", "flops", "func", "lists", "mutates", "name", "silent", "tensors")
+    __slots__ = ("arity", "call", "cast", "flops", "func", "mutates", "name", "silent")
 
     def __init__(self, func: Any) -> None:
         self.func = func
         schema = getattr(func, "_schema", None)
         self.call: Callable[..., Any] = func._op if type(func) is OpOverload else func
         self.name: str = _name(func)
-        self.tensors: tuple[int, ...] = ()
-        self.lists: tuple[int, ...] = ()
         self.arity = 0
         self.mutates = self.silent = False
         self.cast = _CASTS.get(self.name, 0)
@@ -61,32 +59,27 @@ class Plan:
             self._read(schema)
 
     def _read(self, schema: Any) -> None:
-        types = [str(argument.type) for argument in schema.arguments]
-        keywords = [argument.kwarg_only for argument in schema.arguments]
-        self.tensors = tuple(i for i, text in enumerate(types) if text in ("Tensor", "Optional[Tensor]"))
-        self.lists = tuple(i for i, text in enumerate(types) if text.startswith("List") and "Tensor" in text)
+        tensors = [i for i, argument in enumerate(schema.arguments) if "Tensor" in str(argument.type)]
+        single = all(str(schema.arguments[i].type) in ("Tensor", "Optional[Tensor]") for i in tensors)
         self.mutates = bool(schema.is_mutable)
         results = [str(result.type) for result in schema.returns]
         view = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
         space = self.name.partition(".")[0]
         self.silent = (view and not self.cast) or self.name in _SILENT or space in _SILENT_SPACES
-        if (
-            results == ["Tensor"]
-            and not self.lists
-            and self.tensors in ((0,), (0, 1))
-            and not keywords[self.tensors[-1]]
-        ):
-            self.arity = len(self.tensors)
+        if results == ["Tensor"] and single and tensors in ([0], [0, 1]):
+            self.arity = 0 if schema.arguments[tensors[-1]].kwarg_only else len(tensors)
 
     def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The dtypes of all tensor arguments; of a list of tensors that of its first."""
-        if not self.tensors and not self.lists:
-            values = [*args, *kwargs.values()]
-        else:
-            values = [args[i] for i in sorted((*self.tensors, *self.lists)) if i < len(args)]
-            values += kwargs.values()
-        found = (first(value) for value in values)
-        return tuple(value.dtype for value in found if value is not None)
+        dtypes = []
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                dtypes.append(value.dtype)
+            elif value.__class__ is list or value.__class__ is tuple:
+                item = first(value)
+                if item is not None:
+                    dtypes.append(item.dtype)
+        return tuple(dtypes)
 
 
 def _name(func: Any) -> str:
@@ -96,22 +89,21 @@ def _name(func: Any) -> str:
 
 def first(value: Any) -> torch.Tensor | None:
     """The tensor itself, or the first one of a list."""
-    if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, (list, tuple)):
-        return next((item for item in value if isinstance(item, torch.Tensor)), None)
+    for item in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(item, torch.Tensor):
+            return item
     return None
 
 
 def size(value: Any) -> tuple[int, int]:
     """Elements and bytes of a result: a tensor, or all tensors in a list."""
-    if isinstance(value, torch.Tensor):
-        elements = value.numel()
-        return elements, elements * value.element_size()
-    if isinstance(value, (list, tuple)):
-        sizes = [size(item) for item in value]
-        return sum(one[0] for one in sizes), sum(one[1] for one in sizes)
-    return 0, 0
+    elements = amount = 0
+    for item in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(item, torch.Tensor):
+            count = item.numel()
+            elements += count
+            amount += count * item.dtype.itemsize
+    return elements, amount
 
 
 # Multiply-adds count twice. The formulas are those of torch.utils.flop_counter, which the tests hold them against.

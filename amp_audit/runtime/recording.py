@@ -173,7 +173,7 @@ class Recording:
             return
         torch.compiler.set_stance("force_eager")
         self._stance = dynamo._stance
-        if dynamo.cached_backends:
+        if any(backend is not None for backend in dynamo.cached_backends.values()):
             self._host.note(
                 "torch.compile: recorded steps ran the functions as written, not compiled; "
                 "compiled code may round differently"

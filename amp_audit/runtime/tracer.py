@@ -39,6 +39,7 @@ _node = torch._C._current_autograd_node
 _get_ident = threading.get_ident
 _getframe = sys._getframe
 
+_ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
 _INNER_TYPES = frozenset({"FakeTensor", "FunctionalTensor"})
 """Tensors of compilers: nothing is computed on them."""
 
@@ -198,6 +199,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._plans = book.plans
         self._kinds = book.places.kinds
         self._ops = book.ops
+        self._sites = book.places.numbers
 
     def begin(self) -> None:
         """Operators count from now on."""
@@ -214,7 +216,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if kwargs is None:
             kwargs = {}
-        if types or self.off:
+        if self.off or (types and not _ORDINARY.issuperset(types)):
             return self._step_aside(func, types, args, kwargs)
         book = self.book
         try:
@@ -278,7 +280,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._backward(lane, self.lane, now), BACKWARD
             site = self.places.module_site(lane.stack[-1])
         else:
-            site = self.places.site(frame, lane.stack[-1], through)
+            module = lane.stack[-1]
+            known = self._sites.get((id(frame.f_code), frame.f_lasti, module, through))
+            site = known or self.places.site(frame, module, through)
         if through:
             phase = OPTIMIZING
         elif task != -1:
@@ -378,31 +382,31 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 book.observer_broken(error)
         out = plan.call(*args, **kwargs)
         try:
-            cast = plan.cast and self._count_cast(plan, site, phase, args, out)
-            if not cast:
+            target = self._count_cast(plan, site, phase, args, out) if plan.cast else None
+            if target is None:
                 self._count(plan, site, phase, args, kwargs, out)
         except Exception as error:
             self._give_up(error)
             return out
-        if book.observer is not None and (cast or book.deep):
+        if book.observer is not None and (book.deep or target in book.observer.cast_targets):
             try:
                 book.observer.after(plan.func, args, kwargs, out, PHASES[phase], site, kept)
             except Exception as error:
                 book.observer_broken(error)
         return out
 
-    def _count_cast(self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], out: Any) -> bool:
-        """Count a change between floating-point types; False when the operator only moved or copied."""
+    def _count_cast(self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], out: Any) -> torch.dtype | None:
+        """Count a change between floating-point types, to the one returned; None when it only moved or copied."""
         read, written = (args[1], args[0]) if plan.cast == INTO_FIRST else (args[0], out)
         one, other = first(read), first(written)
         if one is None or other is None:
-            return False
+            return None
         source, target = one.dtype, other.dtype
         if source is target or not (source.is_floating_point and target.is_floating_point):
-            return False
+            return None
         key = (phase, site, source, target)
         row = self.book.casts.get(key) or self.book.new_cast(key)
         elements = size(written)[0]
         row.calls += 1
         row.elements += elements
-        return True
+        return target
