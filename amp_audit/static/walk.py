@@ -12,10 +12,10 @@ from amp_audit.hazards import Watch
 from amp_audit.static import ir, project
 from amp_audit.static.algebra import equality
 from amp_audit.static.calls import Caller
-from amp_audit.static.evaluate import Results, setting
+from amp_audit.static.evaluate import Results
 from amp_audit.static.flow import Flow
 from amp_audit.static.hot import Heat
-from amp_audit.static.values import NONE, Condition, External, Func, Literal, Symbol, Type, Value, key_of
+from amp_audit.static.values import NONE, Condition, External, Func, Symbol, Type, Value, key_of
 from amp_audit.static.world import Place, World, either, merge, settle_volatile, short, split
 
 FUEL = 150_000
@@ -70,16 +70,8 @@ class Walker(Caller):
     def _assign(self, statement: ir.Assign, world: World, flow: Flow) -> None:
         for value, after in self.eval(statement.value, world):
             for target in statement.targets:
-                self.bind(target, self._switch(target, value, after), after)
+                self.bind(target, value, after)
             flow.fall.append(after)
-
-    def _switch(self, target: ir.Expr, value: Value, world: World) -> Value:
-        """A module's constant that is False for good is a setting."""
-        frame = world.frame
-        if frame.function is not None or not isinstance(target, ir.Name) or value != Literal.of(False):
-            return value
-        once = isinstance(self.project.lookup(frame.module, target.id), project.ValueRef)
-        return setting(value, f"{frame.module.path}:{target.id}", target.id) if once else value
 
     def _augment(self, statement: ir.Augment, world: World, flow: Flow) -> None:
         binary = ir.Binary(statement.at, statement.op, statement.target, statement.value)
@@ -345,11 +337,12 @@ def _trained(world: World) -> bool:
 
 
 def _blend(mine: dict, other: dict) -> None:  # type: ignore[type-arg]
-    for key in [*mine]:
-        if key in other:
-            mine[key] = either(mine[key], other[key])
-    for key in other:
-        mine.setdefault(key, other[key])
+    for key, value in other.items():
+        own = mine.get(key)
+        if own is None:
+            mine[key] = value
+        elif own is not value:
+            mine[key] = either(own, value)
 
 
 def _all(flow: Flow) -> Iterator[World]:

@@ -34,6 +34,7 @@ from amp_audit.static.values import (
     Tensor,
     Type,
     Value,
+    key_of,
 )
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def truth_of(value: Value) -> bool | Condition:
         return bool(value.items)
     if isinstance(value, Symbol):
         return Condition(value.key, volatile=value.volatile)
-    return Condition(f"truth of {value!r}"[:_LONG_KEY], volatile=True)
+    return Condition(short(f"truth of {key_of(value)}"), volatile=True)
 
 
 def short(text: str) -> str:
@@ -245,7 +246,7 @@ def either(one: Value, two: Value) -> Value:
         doubt = one.doubt or two.doubt or one.scaled != two.scaled
         same = one.dtype == two.dtype
         return Tensor(one.owners | two.owners, one.dtype if same else None, None if doubt else one.scaled, doubt)
-    return Symbol(short(f"either({one!r},{two!r})"))
+    return Symbol(short(f"either({key_of(one)},{key_of(two)})"))
 
 
 __all__ = [
