@@ -1,0 +1,221 @@
+"""Reading the arguments of calls into torch: dtypes, constants, regions, layers, parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from amp_audit import policy
+from amp_audit.static.dtypes import surface
+from amp_audit.static.dtypes.values import (
+    ANY,
+    FLOAT32,
+    LOW,
+    NAMES,
+    NOTHING,
+    NUMBER,
+    UNKNOWN,
+    Const,
+    DType,
+    Dtypes,
+    Either,
+    External,
+    Info,
+    Items,
+    Many,
+    Params,
+    Region,
+    Table,
+    Tensor,
+    Value,
+    as_tensor,
+    options,
+)
+
+Named = Mapping[str, Value]
+
+
+def flat(value: Value) -> Iterable[Value]:
+    if isinstance(value, Items):
+        return [inner for item in value.items for inner in flat(item)]
+    return [value.item] if isinstance(value, Many) else [value]
+
+
+def told_dtype(named: Named) -> DType | None:
+    """The dtype that a call names, if it does."""
+    value = named.get("dtype")
+    if value is None or (isinstance(value, Const) and value.value is None):
+        return None
+    return dtype_of(value)
+
+
+def dtype_of(value: Value) -> DType:
+    """A value that stands for a dtype, as one; unknown if it cannot be told."""
+    if isinstance(value, DType):
+        return value
+    if isinstance(value, Const) and isinstance(value.value, str):
+        name = NAMES.get(value.value.removeprefix("torch."))
+        return DType(frozenset({name}) if name else ANY, value.assumed)
+    if isinstance(value, External) and value.dotted in ("builtins.float", "builtins.int", "builtins.bool"):
+        name = value.dotted.removeprefix("builtins.")
+        return DType(frozenset({"float64" if name == "float" else name}))
+    if isinstance(value, Either):
+        found = [dtype_of(option) for option in value.options]
+        return DType(frozenset(dtype for one in found for dtype in one.dtypes), any(one.assumed for one in found))
+    return DType(ANY)
+
+
+def torch_dtype(dotted: str) -> DType | None:
+    """``torch.float16`` and its kin, tensor types included, by canonical name."""
+    name = dotted.removeprefix("torch.").removeprefix("cuda.")
+    if name.endswith("Tensor") and dotted.startswith("torch."):
+        name = name.removesuffix("Tensor").lower()
+    elif not dotted.startswith("torch.") or "." in name:
+        return None
+    return DType(frozenset({NAMES[name]})) if name in NAMES else None
+
+
+def cast_target(name: str, args: Sequence[Value], named: Named) -> DType | None:
+    """The dtype that ``x.name(...)`` casts to; None if it is no cast."""
+    if name in surface.CASTS and not args:
+        return DType(frozenset({surface.CASTS[name]}))
+    if name not in ("to", "type"):
+        return None
+    if "dtype" in named:
+        return told_dtype(named)
+    for arg in args:
+        if isinstance(arg, DType):
+            return arg
+        if isinstance(arg, Tensor):
+            return DType(arg.dtypes, arg.assumed)
+        if isinstance(arg, Either) and any(isinstance(option, DType) for option in arg.options):
+            return dtype_of(arg)
+        if name == "type" and isinstance(arg, Const) and isinstance(arg.value, str):
+            return torch_dtype(arg.value)
+    return None
+
+
+def is_dtype(text: str) -> bool:
+    return any(word in text.lower() for word in ("dtype", "precision", "type"))
+
+
+def is_device(text: str) -> bool:
+    words = ("device", "rank", "gpu", "cuda", "cpu")
+    return any(word in text.lower() for word in words) and not is_dtype(text.lower().replace("device_type", ""))
+
+
+def numbers_of(name: str, args: Sequence[Value], named: Named) -> tuple[tuple[str, Const], ...]:
+    """The constant arguments by the names of their parameters."""
+    parameters = surface.PARAMETERS.get(name, ())
+    values = dict(zip(parameters, args if name in surface.WITHOUT_TENSOR else args[1:]))
+    if name == "where":
+        values = dict(zip(parameters, args[1:]))
+    values.update({key: value for key, value in named.items() if key in parameters})
+    found = {key: value for key, value in values.items() if isinstance(value, Const) and value.number is not None}
+    for key, default in surface.DEFAULTS.get(name, {}).items():
+        if key not in values:
+            found[key] = Const.of(default)
+    return tuple(found.items())
+
+
+def autocast(root: str, args: Sequence[Value], named: Named) -> Region:
+    """The region of ``torch.autocast(...)`` or one of its older names (``root`` is what stands before ``autocast``)."""
+    fixed = next((device for device in ("cuda", "cpu", "xpu", "mps") if f".{device}." in f"{root}."), None)
+    order = ("enabled", "dtype", "cache_enabled") if fixed else ("device_type", "dtype", "enabled", "cache_enabled")
+    given = {**dict(zip(order, args)), **named}
+    device, assumed = _device(given.get("device_type")) if fixed is None else (fixed, False)
+    dtypes, guessed = _region_dtypes(given.get("dtype"), device)
+    enabled = given.get("enabled", Const.of(True))
+    flag = bool(enabled.value) if isinstance(enabled, Const) and not enabled.assumed else None
+    return Region(device, dtypes, flag, assumed or guessed)
+
+
+def _device(value: Value | None) -> tuple[str, bool]:
+    if isinstance(value, Const) and isinstance(value.value, str):
+        return value.value.partition(":")[0], value.assumed and not value.value.startswith("cuda")
+    texts = [o.value for o in options(value or NOTHING) if isinstance(o, Const) and isinstance(o.value, str)]
+    return ("cuda", True) if "cuda" in texts or not texts else (texts[0], True)
+
+
+def _region_dtypes(value: Value | None, device: str) -> tuple[Dtypes, bool]:
+    if value is None or (isinstance(value, Const) and value.value is None):
+        return frozenset({policy.default_dtype(device)}), False
+    dtype = dtype_of(value)
+    if UNKNOWN in dtype.dtypes:
+        return (dtype.dtypes - ANY) | {LOW}, True
+    return dtype.dtypes, dtype.assumed
+
+
+def finfo(args: Sequence[Value], named: Named) -> Value:
+    given = args[0] if args else told_dtype(named) or DType(FLOAT32)
+    if isinstance(given, External):
+        given = DType(frozenset({NAMES.get(given.dotted.rpartition(".")[2], UNKNOWN)}))
+    return Info(dtype_of(given).dtypes)
+
+
+def info_attribute(info: Info, name: str) -> Value:
+    """``torch.finfo(dtype).name`` as a constant, where the dtype is known."""
+    dtype = next(iter(info.dtypes))
+    if len(info.dtypes) != 1 or dtype not in policy.MAX_FINITE:
+        return NUMBER
+    largest = policy.MAX_FINITE[dtype]
+    known: dict[str, Callable[[], float]] = {
+        "max": lambda: largest,
+        "min": lambda: -largest,
+        "smallest_subnormal": lambda: policy.SMALLEST_SUBNORMAL[dtype],
+        "tiny": lambda: {"float16": 2.0**-14, "float64": 2.0**-1022}.get(dtype, 2.0**-126),
+        "smallest_normal": lambda: {"float16": 2.0**-14, "float64": 2.0**-1022}.get(dtype, 2.0**-126),
+        "eps": lambda: {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}[dtype],
+    }
+    return Const.of(known[name]()) if name in known else NUMBER
+
+
+def math_result(name: str, args: Sequence[Value]) -> Value:
+    numbers = [arg.number for arg in args if isinstance(arg, Const)]
+    function = getattr(math, name, None)
+    if callable(function) and len(numbers) == len(args) and None not in numbers:
+        try:
+            return Const.of(function(*numbers))
+        except (ValueError, OverflowError, TypeError):
+            return NUMBER
+    return NUMBER
+
+
+def new_tensor(args: Sequence[Value], named: Named) -> Value:
+    told = told_dtype(named)
+    if told is not None:
+        return Tensor(told.dtypes, assumed=told.assumed)
+    literals = [value for arg in args[:1] for value in flat(arg)]
+    if literals and all(isinstance(value, Const) for value in literals):
+        floats = any(isinstance(value.value, float) for value in literals if isinstance(value, Const))
+        return Tensor(FLOAT32 if floats else frozenset({"int"}))
+    found = as_tensor(args[0]) if args and isinstance(args[0], Tensor) else None
+    return found or Tensor()
+
+
+def layers_in(args: Sequence[Value]) -> Iterable[Value]:
+    """The layers of a Sequential: given one by one, in a list, or in an OrderedDict."""
+    if len(args) == 1 and isinstance(args[0], Table):
+        return [value for _, value in args[0].items]
+    if len(args) == 1 and isinstance(args[0], Items):
+        pairs = args[0].items
+        if pairs and all(isinstance(pair, Items) and len(pair.items) == 2 for pair in pairs):
+            return [pair.items[1] for pair in pairs if isinstance(pair, Items)]
+        return pairs
+    return args
+
+
+def params_in(value: Value) -> Params | None:
+    """The parameters in what an optimizer is given: an iterable, a list of groups."""
+    if isinstance(value, Params):
+        return value
+    if isinstance(value, Table):
+        return params_in(value.get("params") or NOTHING)
+    if isinstance(value, (Items, Many, Either)):
+        inner = (
+            value.items if isinstance(value, Items) else options(value) if isinstance(value, Either) else [value.item]
+        )
+        found = [one for one in map(params_in, inner) if one is not None]
+        if found:
+            return Params(frozenset().union(*(one.of for one in found)), any(one.partly for one in found))
+    return None

@@ -1,0 +1,336 @@
+"""Calls: of functions and classes of the project, of layers, of builtins."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+
+from amp_audit.static import ir, project
+from amp_audit.static.dtypes import surface
+from amp_audit.static.dtypes.arguments import Named, dtype_of
+from amp_audit.static.dtypes.evaluate import OPTIONS, Evaluation, Frame, dotted_text, extended, has_decorator, region_of
+from amp_audit.static.dtypes.record import Cast
+from amp_audit.static.dtypes.values import (
+    HALVES,
+    NOTHING,
+    NUMBER,
+    Const,
+    DType,
+    Either,
+    External,
+    Func,
+    Items,
+    Layer,
+    Many,
+    Method,
+    Object,
+    Opaque,
+    Params,
+    Region,
+    Super,
+    Table,
+    Tensor,
+    Type,
+    Value,
+    element,
+    is_none,
+    join,
+    options,
+)
+
+_MAX_DEPTH = 12
+_NO_REGION = Region("cuda", frozenset({"float16"}), enabled=False)
+
+
+class Calls(Evaluation):
+    """Follows calls. ``visited`` are the functions that were run in a live region."""
+
+    def __init__(self, code: project.Project) -> None:
+        super().__init__(code)
+        self.memo: dict[Hashable, tuple[Value, dict[Hashable, frozenset[Cast]]]] = {}
+        self.active: list[tuple[str, int]] = []
+        self.visited: set[tuple[str, int]] = set()
+
+    def in_frame(self, frame: Frame, body: Sequence[ir.Stmt]) -> None:
+        """Run a body in a frame of its own."""
+        raise NotImplementedError
+
+    def _eval_call(self, node: ir.Call) -> Value:
+        if isinstance(node.func, ir.Name) and node.func.id == "super":
+            return self._super()
+        callee = self._callee(node.func)
+        args, named = self._arguments(node.args)
+        if (
+            isinstance(callee, Method)
+            and callee.name in ("append", "extend", "insert")
+            and isinstance(node.func, ir.Attr)
+        ):
+            self._grow(node.func.base, callee.name, args)
+            return NOTHING
+        return self.call_value(callee, args, named, node.at)
+
+    def _callee(self, node: ir.Expr) -> Value:
+        if not isinstance(node, ir.Attr):
+            return self.eval(node)
+        base = self.eval(node.base)
+        found = []
+        for option in options(base):
+            value = self.attribute(option, node.name)
+            plain = isinstance(value, Opaque) and isinstance(option, (Opaque, Object))
+            if plain and isinstance(option, (Opaque, Object)) and node.name in self.heap.get(option.id, {}):
+                plain = False
+            found.append(Method(option, node.name) if plain or isinstance(option, Tensor) else value)
+        return reduce(join, found)
+
+    def _super(self) -> Value:
+        frame = self.frame
+        if frame.cls is None or frame.bound is None:
+            return NOTHING
+        return Super(frame.bound, frame.cls)
+
+    def _arguments(self, nodes: Sequence[ir.Arg]) -> tuple[list[Value], dict[str, Value]]:
+        args: list[Value] = []
+        named: dict[str, Value] = {}
+        for node in nodes:
+            value = self.eval(node.value)
+            if node.star == "*":
+                args.extend(value.items if isinstance(value, Items) else (value,))
+            elif node.star == "**":
+                pairs = value.items if isinstance(value, Table) else ()
+                named.update({key: inner for key, inner in pairs if isinstance(key, str)})
+            elif node.keyword is not None:
+                named[node.keyword] = value
+            else:
+                args.append(value)
+        return args, named
+
+    def _grow(self, target: ir.Expr, how: str, args: Sequence[Value]) -> None:
+        before = self.eval(target)
+        if not args or not isinstance(before, (Items, Many)):
+            return
+        added: Value = args[-1] if how == "extend" else Items((args[-1],))
+        self.bind(target, Many(join(element(before), args[-1])) if how == "insert" else extended(before, added), 0)
+
+    def call_value(self, func: Value, args: Sequence[Value], named: Named, at: int) -> Value:
+        if isinstance(func, Either):
+            return reduce(join, (self.call_value(option, args, named, at) for option in func.options))
+        if self.live is not None and isinstance(func, (Object, Layer, Opaque)):
+            self.record.live_calls.add(func.id)
+        if isinstance(func, Func):
+            return self.follow(func, args, named, at)
+        if isinstance(func, Type):
+            return self._instantiate(func, args, named, at)
+        if isinstance(func, Object):
+            return self._call_object(func, args, named, at)
+        if isinstance(func, Layer):
+            return self.layer(func, [*args, *named.values()], at)
+        if isinstance(func, Method):
+            return self._call_method(func, args, named, at)
+        if isinstance(func, External):
+            return self._call_external(func.dotted, args, named, at)
+        if isinstance(func, Opaque) and func.id:
+            return Opaque((self.path, at), func.text)
+        return NOTHING
+
+    def _call_method(self, func: Method, args: Sequence[Value], named: Named, at: int) -> Value:
+        if isinstance(func.base, Super):
+            if func.name == "__init__" and isinstance(func.base.bound, Object) and args:
+                self.heap.setdefault(func.base.bound.id, {})["<parts>"] = Items(tuple(args))
+            return NOTHING
+        if isinstance(func.base, Object):
+            if func.name == "register_buffer" and len(args) > 1 and isinstance(args[0], Const):
+                self.heap.setdefault(func.base.id, {})[str(args[0].value)] = args[1]
+            if func.name == "__call__":
+                return self._call_object(func.base, args, named, at)
+            if func.name in ("half", "float", "bfloat16", "to", "double") or self.is_module(func.base.cls):
+                return self.method(func.base, func.name, args, named, at)
+            return NOTHING
+        return self.method(func.base, func.name, args, named, at)
+
+    def _call_external(self, dotted: str, args: Sequence[Value], named: Named, at: int) -> Value:
+        if not dotted.startswith("builtins."):
+            if dotted in ("functools.partial",) and args and isinstance(args[0], Func):
+                given = (*((None, arg) for arg in args[1:]), *named.items())
+                return replace(args[0], partial=(*args[0].partial, *given))
+            return self.external(dotted, args, named, at)
+        return self._builtin(dotted.removeprefix("builtins."), args)
+
+    def _builtin(self, name: str, args: Sequence[Value]) -> Value:
+        first = args[0] if args else NOTHING
+        if name == "float" and isinstance(first, Const):
+            try:
+                return Const.of(float(first.value), first.assumed)  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                return NUMBER
+        if name in ("list", "tuple", "sorted", "reversed", "set", "iter"):
+            return first if args else Items(())
+        if name == "enumerate":
+            return Many(Items((NUMBER, element(first))))
+        if name == "zip":
+            return Many(Items(tuple(map(element, args))))
+        if name == "filter":
+            given = args[1] if len(args) > 1 else NOTHING
+            return replace(given, partly=True) if isinstance(given, Params) else given
+        if name == "range":
+            return Many(NUMBER)
+        if name == "next":
+            return element(first)
+        if name == "getattr" and len(args) > 1 and isinstance(args[1], Const) and isinstance(args[1].value, str):
+            return reduce(join, (self.attribute(base, args[1].value) for base in options(first)))
+        if name in ("len", "int", "float", "round", "abs", "min", "max", "sum", "pow"):
+            if isinstance(first, (Tensor, Either)) and name in ("abs", "pow", "sum", "max", "min"):
+                return Tensor() if name != "abs" else first
+            return NUMBER
+        return NOTHING
+
+    def instance(
+        self, cls: project.ClassRef, identity: Hashable, args: Sequence[Value] = (), named: Named | None = None
+    ) -> Object:
+        """An object of the project's class, its ``__init__`` run."""
+        found = Object(identity, cls)
+        method = self._method_of(cls, "__init__")
+        if method is not None:
+            self.follow(replace(method, bound=found), args, named or {}, 0)
+        return found
+
+    def _instantiate(self, func: Type, args: Sequence[Value], named: Named, at: int) -> Value:
+        cls = func.ref
+        if not self.is_module(cls) and not self._methods(cls):
+            return Table(tuple((key, value) for key, value in named.items()))
+        identity: tuple[Hashable, ...] = (self.path, at, cls.cls.at)
+        given = Items((*args, *named.values()))
+        if self.heap.get(identity, {}).get("<args>", given) != given:
+            identity = (*identity, hash(given))
+        self.heap.setdefault(identity, {})["<args>"] = given
+        found = self.instance(cls, identity, args, named)
+        told = dtype_of(named["dtype"]) if isinstance(named.get("dtype"), DType) else None
+        if told is not None and told.dtypes & HALVES and self.is_module(cls):
+            self.casts.setdefault(identity, frozenset({Cast((self.path, at), told.dtypes, identity)}))
+        return found
+
+    def _call_object(self, func: Object, args: Sequence[Value], named: Named, at: int) -> Value:
+        method = self._method_of(func.cls, "forward") or self._method_of(func.cls, "__call__")
+        cast = self.casts.get(func.id)
+        if cast:
+            self.weights.append(frozenset(dtype for one in cast for dtype in one.dtypes))
+        try:
+            if method is not None:
+                return self.follow(replace(method, bound=func), args, named, at)
+            return self._call_inherited(func, args, at)
+        finally:
+            if cast:
+                self.weights.pop()
+
+    def _call_inherited(self, func: Object, args: Sequence[Value], at: int) -> Value:
+        """A class of the project that takes its forward from a layer of torch."""
+        for parent in self.project.bases(func.cls):
+            if isinstance(parent, project.ClassRef):
+                return self._call_inherited(Object(func.id, parent), args, at)
+            if isinstance(parent, project.External):
+                name = parent.dotted.rpartition(".")[2]
+                if parent.dotted == "torch.nn.Sequential":
+                    parts = self.heap.get(func.id, {}).get("<parts>")
+                    known = parts.items if isinstance(parts, Items) else ()
+                    return self.layer(Layer(func.id, "sequential", tuple(known)), args, at) if known else NOTHING
+                if parent.dotted.startswith("torch.nn.") and name in surface.LAYERS:
+                    return self.layer(Layer(func.id, surface.LAYERS[name]), args, at)
+        return NOTHING
+
+    def follow(self, func: Func, args: Sequence[Value], named: Named, at: int) -> Value:
+        """The result of a function of the project."""
+        function = func.function
+        place = (func.module.path, function.at)
+        if len(self.active) >= _MAX_DEPTH or place in self.active:
+            return NOTHING
+        region = self._decorated(func)
+        env = self._parameters(func, args, named)
+        regions = tuple(self.regions) if region is None else (*self.regions, region)
+        key = (place, func.bound, tuple(env.items()), regions, tuple(self.weights), self.muted > 0, id(func.env))
+        held = self.memo.get(key) if func.env is None and function.name != "__init__" else None
+        if held is not None:
+            self.casts.update(held[1])
+            return held[0]
+        before = dict(self.casts)
+        result = self._run(func, env, region)
+        added = {name: casts for name, casts in self.casts.items() if before.get(name) != casts}
+        self.memo[key] = (result, added)
+        return result
+
+    def _run(self, func: Func, env: dict[str, Value], region: Region | None) -> Value:
+        function = func.function
+        place = (func.module.path, function.at)
+        outer: Mapping[str, Value] = func.env if func.env is not None else {}
+        frame = Frame(
+            func.module, env, outer, func.cls, func.bound, function.name in ("__init__", "setup", "__post_init__")
+        )
+        if region is not None:
+            self.regions.append(region)
+            self.entered(region)
+        if self.regions and self.live:
+            self.visited.add(place)
+        self.active.append(place)
+        try:
+            self.in_frame(frame, function.body)
+        finally:
+            self.active.pop()
+            if region is not None:
+                self.regions.pop()
+        if function.is_generator:
+            return Many(reduce(join, frame.yields)) if frame.yields else NOTHING
+        if has_decorator(function, "contextmanager"):
+            return NOTHING
+        return reduce(join, frame.returns) if frame.returns else Const.of(None)
+
+    def _decorated(self, func: Func) -> Region | None:
+        """The region that a decorator puts around a function."""
+        for decorator in func.function.decorators:
+            if not any(word in dotted_text(decorator) for word in ("autocast", "custom_fwd", "amp")):
+                continue
+            if isinstance(decorator, ir.Call) and dotted_text(decorator).endswith("custom_fwd"):
+                cast_inputs = next((arg.value for arg in decorator.args if arg.keyword == "cast_inputs"), None)
+                given = self.aside(func.module, cast_inputs, func.cls, {})
+                return _NO_REGION if cast_inputs is not None and not is_none(given) else None
+            region = region_of(self.aside(func.module, decorator, func.cls, {}))
+            if region is not None:
+                return region
+        return None
+
+    def _parameters(self, func: Func, args: Sequence[Value], named: Named) -> dict[str, Value]:
+        given = [*(value for key, value in func.partial if key is None), *args]
+        keywords = {**{key: value for key, value in func.partial if key is not None}, **named}
+        if func.bound is not None:
+            given = [func.bound, *given]
+        env: dict[str, Value] = {}
+        for param in func.function.params:
+            if param.kind == "args":
+                env[param.name] = Items(tuple(given)) if given else Many(NOTHING) if not args else Items(())
+                given = []
+            elif param.kind == "kwargs":
+                env[param.name] = Table(tuple((key, value) for key, value in keywords.items()))
+            elif given and param.kind == "positional":
+                env[param.name] = given.pop(0)
+            elif param.name in keywords:
+                env[param.name] = keywords.pop(param.name)
+            else:
+                env[param.name] = self._missing(func, param)
+        return env
+
+    def _missing(self, func: Func, param: ir.Param) -> Value:
+        """A parameter that the call does not give: its default, which another caller may replace, or unknown."""
+        key = (func.module.path, func.function.at, param.name)
+        if param.default is not None:
+            value = self.aside(func.module, param.default, func.cls, func.env or {})
+            if is_none(value):
+                return replace(Const.of(None), assumed=True)
+            if isinstance(value, (Const, DType)):
+                return replace(value, assumed=not self.active)
+            return value
+        if param.annotation is not None:
+            last = dotted_text(param.annotation).rpartition(".")[2]
+            if last in ("int", "float", "str", "bool"):
+                return Opaque(key, param.name, number=True)
+            if last == "Tensor":
+                return Tensor()
+        number = func.function.name == "__init__" or param.name.lower() in OPTIONS
+        return Opaque(key, param.name, number=number)

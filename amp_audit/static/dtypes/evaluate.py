@@ -1,0 +1,547 @@
+"""Names and expressions: the value of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, get_args
+
+from amp_audit.static import ir, project
+from amp_audit.static.dtypes.arguments import Named, dtype_of, info_attribute, torch_dtype
+from amp_audit.static.dtypes.models import Models
+from amp_audit.static.dtypes.values import (
+    ANY,
+    NOTHING,
+    NUMBER,
+    UNKNOWN,
+    Const,
+    DType,
+    Either,
+    External,
+    Func,
+    Info,
+    Items,
+    Layer,
+    Many,
+    Method,
+    Object,
+    Opaque,
+    Package,
+    Params,
+    Region,
+    Super,
+    Table,
+    Tensor,
+    Type,
+    Value,
+    element,
+    is_none,
+    join,
+    options,
+)
+
+_HANDLERS: dict[type, str] = {kind: f"_eval_{kind.__name__.lower()}" for kind in get_args(ir.Expr)}
+
+ARITHMETIC = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "div",
+    "//": "floor_divide",
+    "%": "remainder",
+    "**": "pow",
+    "@": "matmul",
+}
+_PYTHON: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "**": lambda a, b: a**b if abs(b) <= 1024 and abs(a) <= 1e6 else None,
+}
+OPTIONS = frozenset({"args", "cfg", "config", "conf", "opt", "opts", "hparams", "flags", "options", "hps", "hp"})
+_TENSOR_WORDS = ("shape", "ndim", "nbytes", "itemsize")
+
+
+@dataclass(slots=True)
+class Frame:
+    """One call in progress. ``outer`` are the names of the functions around; ``top`` marks a module's own code."""
+
+    module: ir.Module
+    env: dict[str, Value]
+    outer: Mapping[str, Value] = field(default_factory=dict)
+    cls: project.ClassRef | None = None
+    bound: Value | None = None
+    setup: bool = False
+    returns: list[Value] = field(default_factory=list)
+    yields: list[Value] = field(default_factory=list)
+
+
+class Evaluation(Models):
+    """Evaluates expressions in the frame at hand. ``modules`` are the names of modules whose own code ran."""
+
+    def __init__(self, code: project.Project) -> None:
+        super().__init__()
+        self.project = code
+        self.frames: list[Frame] = []
+        self.modules: dict[str, dict[str, Value]] = {}
+        self._methods_of: dict[project.ClassRef, dict[str, tuple[project.ClassRef, ir.Function]]] = {}
+        self._is_module: dict[project.ClassRef, bool] = {}
+
+    def run_module(self, module: ir.Module) -> dict[str, Value]:
+        """The names of a module after its own code ran."""
+        raise NotImplementedError
+
+    def follow(self, func: Func, args: Sequence[Value], named: Named, at: int) -> Value:
+        """The result of a function of the project."""
+        raise NotImplementedError
+
+    def aside(
+        self, module: ir.Module, node: ir.Expr | None, cls: project.ClassRef | None, outer: Mapping[str, Value]
+    ) -> Value:
+        """The value of an expression seen from elsewhere: a decorator, a default, a class variable."""
+        path, self.path = self.path, module.path
+        self.frames.append(Frame(module, {}, outer, cls))
+        try:
+            return self.eval(node)
+        finally:
+            self.frames.pop()
+            self.path = path
+
+    @property
+    def frame(self) -> Frame:
+        return self.frames[-1]
+
+    def bind(self, target: ir.Expr, value: Value, at: int) -> None:
+        """``target = value``."""
+        if isinstance(target, ir.Name):
+            self.frame.env[target.id] = value
+        elif isinstance(target, ir.Attr):
+            self._set_attribute(target, value)
+        elif isinstance(target, ir.Sequence):
+            for number, item in enumerate(target.items):
+                self.bind(item, _part(value, number, target), at)
+        elif isinstance(target, ir.Starred):
+            self.bind(target.value, Many(element(value)), at)
+        elif isinstance(target, ir.Subscript):
+            self._set_item(target, value, at)
+
+    def _set_attribute(self, target: ir.Attr, value: Value) -> None:
+        for base in options(self.eval(target.base)):
+            if target.name == "requires_grad" and isinstance(base, Params):
+                if isinstance(value, Const) and value.value is False:
+                    self.record.frozen.update(base.of)
+            elif isinstance(base, (Object, Opaque)) and base.id:
+                held = self.heap.setdefault(base.id, {})
+                strong = base == self.frame.bound and self.frame.setup
+                held[target.name] = value if strong or target.name not in held else join(held[target.name], value)
+
+    def _set_item(self, target: ir.Subscript, value: Value, at: int) -> None:
+        base, index = self.eval(target.base), self.eval(target.index)
+        if isinstance(base, Table) and isinstance(index, Const):
+            self.bind(target.base, base.put(index.value, value), at)
+        elif isinstance(base, Tensor):
+            self.apply("setitem_", [base, value], {}, at)
+
+    def lookup(self, name: str) -> Value:
+        """What a name stands for here."""
+        frame = self.frame
+        found = frame.env.get(name)
+        if found is None:
+            found = frame.outer.get(name)
+        if found is None:
+            found = self.run_module(frame.module).get(name)
+        if found is not None:
+            return found
+        return self.of_binding(self.project.lookup(frame.module, name), name)
+
+    def of_binding(self, binding: project.Binding, name: str = "") -> Value:
+        """The value of a resolved name."""
+        if isinstance(binding, project.External):
+            return torch_dtype(binding.dotted) or External(binding.dotted)
+        if isinstance(binding, project.FunctionRef):
+            return Func(binding.module, binding.function)
+        if isinstance(binding, project.ClassRef):
+            return Type(binding)
+        if isinstance(binding, project.ModuleRef):
+            return Package(binding.dotted, binding.module)
+        if isinstance(binding, project.Alternatives):
+            found = [self.of_binding(option, name) for option in binding.options]
+            return next(
+                (one for one in found if isinstance(one, External) and one.dotted.startswith("torch.")), found[0]
+            )
+        if isinstance(binding, project.ValueRef):
+            return self.run_module(binding.module).get(name, NOTHING)
+        return Opaque((self.path, name), name, number=name.lower() in OPTIONS) if name else NOTHING
+
+    def eval(self, node: ir.Expr | None) -> Value:
+        handler: Callable[[Any], Value] | None = getattr(self, _HANDLERS.get(type(node), ""), None)
+        return handler(node) if handler is not None else NOTHING
+
+    def _eval_const(self, node: ir.Const) -> Value:
+        return Const.of(node.value)
+
+    def _eval_text(self, node: ir.Text) -> Value:
+        for part in node.parts:
+            self.eval(part)
+        return NOTHING
+
+    def _eval_name(self, node: ir.Name) -> Value:
+        return self.lookup(node.id)
+
+    def _eval_attr(self, node: ir.Attr) -> Value:
+        found = [self.attribute(base, node.name) for base in options(self.eval(node.base))]
+        return reduce(join, found)
+
+    def attribute(self, base: Value, name: str) -> Value:
+        """``base.name``."""
+        if isinstance(base, Object):
+            return self._member(base, base.cls, name, base)
+        if isinstance(base, Super):
+            return self._above(base, name)
+        if isinstance(base, Type):
+            return self._member(base, base.ref, name, None)
+        if isinstance(base, External):
+            member = self.project.member(project.External(base.dotted), name)
+            return self.of_binding(member, name)
+        if isinstance(base, Package):
+            return self._of_package(base, name)
+        if isinstance(base, Info):
+            return info_attribute(base, name)
+        if isinstance(base, (Tensor, Opaque)) and name == "dtype":
+            return DType(base.dtypes)
+        if isinstance(base, Tensor):
+            return _tensor_attribute(base, name)
+        if isinstance(base, Items) and name in ("values", "indices") and len(base.items) == 2:
+            return base.items[name == "indices"]
+        if isinstance(base, Table):
+            return base.get(name) or Method(base, name)
+        if isinstance(base, Opaque):
+            return self._opaque_attribute(base, name)
+        return Method(base, name)
+
+    def _opaque_attribute(self, base: Opaque, name: str) -> Value:
+        if not base.id:
+            return NUMBER if name in _TENSOR_WORDS else Opaque("", name)
+        held = self.heap.get(base.id, {}).get(name)
+        if held is not None:
+            return held
+        if name == "module":
+            return base
+        return Opaque((base.id, name), name, number=base.number or name.lower() in OPTIONS or name in _TENSOR_WORDS)
+
+    def _of_package(self, base: Package, name: str) -> Value:
+        if base.module is not None:
+            held = self.run_module(base.module).get(name)
+            if held is not None:
+                return held
+        return self.of_binding(self.project.member(project.ModuleRef(base.dotted, base.module), name), name)
+
+    def _member(self, base: Value, cls: project.ClassRef, name: str, bound: Object | None) -> Value:
+        if bound is not None and name in self.heap.get(bound.id, {}):
+            return self.heap[bound.id][name]
+        method = self._method_of(cls, name)
+        if method is not None:
+            return self._bound(method, base, bound)
+        found = self.project.member(cls, name)
+        if isinstance(found, project.ValueRef) and found.expr is not None:
+            return self.aside(found.module, found.expr, cls, {})
+        if bound is None:
+            return Opaque((cls.module.path, cls.cls.at, name), name)
+        if self.is_module(cls):
+            return bound if name == "module" else Opaque((bound.id, name), name)
+        return Opaque((bound.id, name), name, number=name.lower() in OPTIONS)
+
+    def _bound(self, method: Func, base: Value, bound: Object | None) -> Value:
+        function = method.function
+        if has_decorator(function, "staticmethod"):
+            return method
+        if has_decorator(function, "classmethod"):
+            return replace(method, bound=base)
+        if bound is not None and (has_decorator(function, "property") or has_decorator(function, "cached_property")):
+            return self.follow(replace(method, bound=bound), [], {}, function.at)
+        return replace(method, bound=bound) if bound is not None else method
+
+    def _methods(self, cls: project.ClassRef) -> dict[str, tuple[project.ClassRef, ir.Function]]:
+        if cls not in self._methods_of:
+            self._methods_of[cls] = self.project.methods(cls)
+        return self._methods_of[cls]
+
+    def is_module(self, cls: project.ClassRef) -> bool:
+        """Whether a class derives from ``nn.Module``."""
+        if cls not in self._is_module:
+            self._is_module[cls] = self.project.is_subclass(cls, "torch.nn.Module")
+        return self._is_module[cls]
+
+    def _method_of(self, cls: project.ClassRef, name: str) -> Func | None:
+        found = self._methods(cls).get(name)
+        return Func(found[0].module, found[1], None, None, found[0]) if found is not None else None
+
+    def _above(self, base: Super, name: str) -> Value:
+        bound = base.bound if isinstance(base.bound, Object) else None
+        for parent in self.project.bases(base.cls):
+            if isinstance(parent, project.ClassRef):
+                method = self._method_of(parent, name)
+                if method is not None:
+                    return self._bound(method, base.bound, bound)
+        return Method(base, name)
+
+    def _eval_subscript(self, node: ir.Subscript) -> Value:
+        base, index = self.eval(node.base), self.eval(node.index)
+        return reduce(join, (self._item(one, index, node.index) for one in options(base)))
+
+    def _item(self, base: Value, index: Value, node: ir.Expr) -> Value:
+        if isinstance(base, Table):
+            found = base.get(index.value) if isinstance(index, Const) else None
+            return found or (reduce(join, (value for _, value in base.items)) if base.items else NOTHING)
+        parts = base.parts if isinstance(base, Layer) else base.items if isinstance(base, Items) else None
+        if parts is not None and isinstance(index, Const) and isinstance(index.value, int):
+            return parts[index.value] if -len(parts) <= index.value < len(parts) else NOTHING
+        if isinstance(base, (Items, Many)):
+            return Many(element(base)) if isinstance(node, ir.Slice) else element(base)
+        if isinstance(base, Layer):
+            return replace(base, parts=base.parts) if isinstance(node, ir.Slice) else element(base)
+        if isinstance(base, Tensor):
+            return base
+        if isinstance(base, Opaque):
+            return replace(base, id=(base.id, "[]")) if base.id else base
+        return NOTHING
+
+    def _eval_slice(self, node: ir.Slice) -> Value:
+        for part in (node.lower, node.upper, node.step):
+            if part is not None:
+                self.eval(part)
+        return NOTHING
+
+    def _eval_binary(self, node: ir.Binary) -> Value:
+        return self._combine(node.op, self.eval(node.left), self.eval(node.right), node.at)
+
+    def _combine(self, op: str, left: Value, right: Value, at: int) -> Value:
+        if isinstance(left, Const) and isinstance(right, Const):
+            return _computed(op, left, right)
+        if isinstance(left, (Items, Many)) and isinstance(right, (Items, Many)) and op == "+":
+            return extended(left, right)
+        if isinstance(left, Params) and isinstance(right, Params):
+            return join(left, right)
+        if _is_number(left) and _is_number(right):
+            return NUMBER
+        tensors = [side for side in (left, right) if isinstance(side, (Tensor, Either))]
+        unknown = [side for side in (left, right) if isinstance(side, Opaque) and not side.number]
+        name = ARITHMETIC.get(op)
+        if name is None or not (tensors or (unknown and op == "@" and self.live)):
+            return Opaque((self.path, at)) if unknown else NUMBER if not tensors else Tensor()
+        if isinstance(left, Const) and name == "div":
+            return self.apply("reciprocal", [right], {}, at)
+        if _is_number(left) and name in ("add", "sub", "mul"):
+            return self.apply(name, [right, left], {}, at)
+        return self.apply(name, [left, right], {}, at)
+
+    def _eval_unary(self, node: ir.Unary) -> Value:
+        value = self.eval(node.operand)
+        if isinstance(value, Const) and value.number is not None and node.op in "+-":
+            number = -value.value if node.op == "-" else value.value  # type: ignore[operator]
+            return Const.of(number, value.assumed)
+        return Const.of(not value.value) if node.op == "not" and isinstance(value, Const) else value
+
+    def _eval_compare(self, node: ir.Compare) -> Value:
+        sides = [self.eval(node.left), *(self.eval(right) for _, right in node.rest)]
+        known = self.truth(node)
+        if known is not None:
+            return Const.of(known)
+        return Tensor(frozenset({"bool"})) if any(isinstance(side, Tensor) for side in sides) else NOTHING
+
+    def _eval_boolop(self, node: ir.BoolOp) -> Value:
+        known = self.truth(node.left)
+        left = self.eval(node.left)
+        if known is not None:
+            return left if known is (node.op == "or") else self.eval(node.right)
+        return join(left, self.eval(node.right))
+
+    def _eval_ifexp(self, node: ir.IfExp) -> Value:
+        known = self.truth(node.test)
+        if known is not None:
+            return self.eval(node.body if known else node.orelse)
+        self.eval(node.test)
+        return join(self.eval(node.body), self.eval(node.orelse))
+
+    def _eval_sequence(self, node: ir.Sequence) -> Value:
+        items: list[Value] = []
+        several = False
+        for item in node.items:
+            if not isinstance(item, ir.Starred):
+                items.append(self.eval(item))
+                continue
+            value = self.eval(item.value)
+            if isinstance(value, Items):
+                items.extend(value.items)
+            else:
+                several = several or not isinstance(value, Params)
+                items.append(value if isinstance(value, Params) else element(value))
+        return Many(reduce(join, items)) if several and items else Items(tuple(items))
+
+    def _eval_mapping(self, node: ir.Mapping) -> Value:
+        table = Table(())
+        for key, value in node.items:
+            known = self.eval(key) if key is not None else None
+            held = self.eval(value)
+            if isinstance(known, Const):
+                table = table.put(known.value, held)
+            elif known is None and isinstance(held, Table):
+                for name, inner in held.items:
+                    table = table.put(name, inner)
+        return table
+
+    def _eval_starred(self, node: ir.Starred) -> Value:
+        return self.eval(node.value)
+
+    def _eval_lambda(self, node: ir.Lambda) -> Value:
+        return Func(self.frame.module, node.function, None, self.frame.env, self.frame.cls)
+
+    def _eval_comprehension(self, node: ir.Comprehension) -> Value:
+        kept = dict(self.frame.env)
+        conditions = 0
+        for target, iterable, tests in node.loops:
+            self.bind(target, self._iterated(iterable), node.at)
+            conditions += len(tests)
+            for test in tests:
+                self.eval(test)
+        value = self.eval(node.element)
+        self.frame.env.clear()
+        self.frame.env.update(kept)
+        if isinstance(value, Params):
+            return replace(value, partly=value.partly or conditions > 0)
+        return NOTHING if node.kind == "dict" else Many(value)
+
+    def _eval_walrus(self, node: ir.Walrus) -> Value:
+        value = self.eval(node.value)
+        self.bind(node.target, value, node.at)
+        return value
+
+    def _eval_await(self, node: ir.Await) -> Value:
+        return self.eval(node.value)
+
+    def _eval_yield(self, node: ir.Yield) -> Value:
+        if node.value is not None:
+            value = self.eval(node.value)
+            self.frame.yields.append(element(value) if node.delegate else value)
+        return NOTHING
+
+    def _iterated(self, node: ir.Expr) -> Value:
+        value = self.eval(node)
+        return reduce(join, map(element, options(value)))
+
+    def truth(self, node: ir.Expr) -> bool | None:
+        """Whether a condition holds, where that is known: constants, dtypes, None."""
+        if isinstance(node, ir.Unary) and node.op == "not":
+            inner = self.truth(node.operand)
+            return None if inner is None else not inner
+        if isinstance(node, ir.BoolOp):
+            left, right = self.truth(node.left), self.truth(node.right)
+            decisive = node.op == "or"
+            if decisive in (left, right):
+                return decisive
+            return (not decisive) if left is right is (not decisive) else None
+        if isinstance(node, ir.Compare) and len(node.rest) == 1:
+            op, right_node = node.rest[0]
+            return self._compared(op, self.eval(node.left), self.eval(right_node))
+        if isinstance(node, ir.Call):
+            return self._called_truth(node)
+        if isinstance(node, ir.Const):
+            return bool(node.value)
+        return None
+
+    def _compared(self, op: str, left: Value, right: Value) -> bool | None:
+        negated = op in ("!=", "is not", "not in")
+        if op in ("is", "is not") and is_none(right):
+            if is_none(left):
+                return None if isinstance(left, Const) and left.assumed else not negated
+            return negated if isinstance(left, (Tensor, Layer, Object)) else None
+        if isinstance(left, DType) and op in ("==", "!=", "is", "is not") and isinstance(right, DType):
+            return _same_dtype(left, right, negated)
+        if isinstance(left, DType) and op in ("in", "not in") and isinstance(right, Items):
+            found = [_same_dtype(left, dtype_of(item), False) for item in right.items]
+            answer = True if True in found else None if None in found else False
+            return None if answer is None else answer is not negated
+        return None
+
+    def _called_truth(self, node: ir.Call) -> bool | None:
+        func = self.eval(node.func) if isinstance(node.func, (ir.Attr, ir.Name)) else None
+        if isinstance(func, External) and func.dotted.endswith("is_autocast_enabled"):
+            return self.live is not None if self.regions else None
+        return None
+
+
+def region_of(value: Value) -> Region | None:
+    """The autocast region that entering a value enters; one of which nothing is known if it only sounds like one."""
+    for option in options(value):
+        if isinstance(option, Region):
+            return option
+        if isinstance(option, Opaque) and "autocast" in option.text.lower():
+            return Region("cuda", ANY, None, assumed=True)
+    return None
+
+
+def dotted_text(node: ir.Expr) -> str:
+    if isinstance(node, ir.Call):
+        return dotted_text(node.func)
+    if isinstance(node, ir.Attr):
+        return f"{dotted_text(node.base)}.{node.name}"
+    return node.id if isinstance(node, ir.Name) else ""
+
+
+def has_decorator(function: ir.Function, decorator: str) -> bool:
+    return any(dotted_text(node).rpartition(".")[2] == decorator for node in function.decorators)
+
+
+def _part(value: Value, number: int, target: ir.Sequence) -> Value:
+    starred = any(isinstance(item, ir.Starred) for item in target.items)
+    if isinstance(value, Items) and len(value.items) == len(target.items) and not starred:
+        return value.items[number]
+    if isinstance(value, Either):
+        return reduce(join, (_part(option, number, target) for option in value.options))
+    return element(value)
+
+
+def extended(before: Items | Many, added: Value) -> Value:
+    if isinstance(before, Items) and isinstance(added, Items) and len(before.items) + len(added.items) <= 64:
+        return Items((*before.items, *added.items))
+    if isinstance(before, Items) and not before.items:
+        return added if isinstance(added, (Items, Many)) else Many(element(added))
+    return Many(join(element(before), element(added)))
+
+
+def _is_number(value: Value) -> bool:
+    if isinstance(value, Either):
+        return all(map(_is_number, value.options))
+    return (isinstance(value, Const) and value.number is not None) or (isinstance(value, Opaque) and value.number)
+
+
+def _computed(op: str, left: Const, right: Const) -> Value:
+    if left.number is None or right.number is None or op not in _PYTHON:
+        return NOTHING if left.number is None else NUMBER
+    try:
+        value = _PYTHON[op](left.value, right.value)
+    except (ArithmeticError, TypeError, ValueError):
+        return NUMBER
+    return Const.of(value, left.assumed or right.assumed) if isinstance(value, (int, float)) else NUMBER
+
+
+def _same_dtype(left: DType, right: DType, negated: bool) -> bool | None:
+    if UNKNOWN in left.dtypes | right.dtypes or (left.dtypes | right.dtypes) & {"low"}:
+        return None
+    if not left.dtypes & right.dtypes:
+        return negated
+    return not negated if len(left.dtypes) == len(right.dtypes) == 1 else None
+
+
+def _tensor_attribute(base: Tensor, name: str) -> Value:
+    if name in ("T", "mT", "H", "mH", "data", "real", "imag"):
+        return base
+    if name in _TENSOR_WORDS:
+        return Many(NUMBER) if name == "shape" else NUMBER
+    if name in ("values", "indices"):
+        return base if name == "values" else Tensor(frozenset({"int"}))
+    return Tensor() if name == "grad" else Method(base, name) if name not in ("device", "is_cuda") else Opaque("", name)

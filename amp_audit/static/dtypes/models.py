@@ -1,0 +1,287 @@
+"""Models, optimizers and library calls: what is cast, what is trained, what is built."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from functools import reduce
+
+from amp_audit.static.dtypes import surface
+from amp_audit.static.dtypes.arguments import (
+    Named,
+    autocast,
+    cast_target,
+    finfo,
+    flat,
+    layers_in,
+    math_result,
+    new_tensor,
+    params_in,
+    told_dtype,
+)
+from amp_audit.static.dtypes.ops import Operations
+from amp_audit.static.dtypes.record import Cast, Place, Training
+from amp_audit.static.dtypes.values import (
+    ANY,
+    FLOAT32,
+    HALVES,
+    NOTHING,
+    NUMBER,
+    Const,
+    DType,
+    Either,
+    Items,
+    Layer,
+    Many,
+    Object,
+    Opaque,
+    Optimizer,
+    Params,
+    Table,
+    Tensor,
+    Value,
+    as_tensor,
+    element,
+    join,
+    options,
+)
+
+KEEPS_MASTER_WEIGHTS = (
+    "deepspeed",
+    "accelerate",
+    "torch.distributed.fsdp",
+    "torch.distributed._composable",
+    "fairscale",
+)
+_TRANSPARENT = frozenset(
+    {
+        *("torch.compile", "torch.nn.DataParallel", "torch.nn.parallel.DistributedDataParallel"),
+        *("torch.nn.parallel.DataParallel", "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "torch.jit.script"),
+        *("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm", "torch.nn.utils.parametrizations.weight_norm"),
+        *("torch.nn.utils.parametrizations.spectral_norm", "torch.autograd.Variable"),
+    }
+)
+_MODEL_SELF = frozenset(
+    {"cuda", "cpu", "xpu", "to", "train", "eval", "requires_grad_", "compile", "share_memory", "apply", "to_empty"}
+)
+_MODEL_KINDS = (Layer, Object, Opaque)
+
+
+class Models(Operations):
+    """What methods and library functions do to tensors, models and optimizers."""
+
+    def method(self, base: Value, name: str, args: Sequence[Value], named: Named, at: int) -> Value:
+        """The result of ``base.name(...)`` for what is no object of the project."""
+        if isinstance(base, Either):
+            return reduce(join, (self.method(one, name, args, named, at) for one in base.options))
+        if isinstance(base, Const):
+            return NUMBER if base.number is not None else NOTHING
+        if isinstance(base, Table):
+            return self._of_table(base, name, args)
+        if isinstance(base, (Items, Many, Params)) and name in (
+            "append",
+            "extend",
+            "insert",
+            "items",
+            "values",
+            "keys",
+        ):
+            return NOTHING
+        if isinstance(base, Optimizer):
+            if name == "step":
+                self._trained(base)
+            return NOTHING
+        if name in ("step", "unscale_") and args and isinstance(args[0], Optimizer):
+            self.record.scaled.add(args[0].id)
+            self._trained(args[0])
+            return NOTHING
+        if name == "backward":
+            self._trained(None)
+            return NOTHING
+        if isinstance(base, _MODEL_KINDS):
+            found = self._of_model(base, name, args, named, at)
+            if found is not None:
+                return found
+        return self._of_tensor(base, name, args, named, at)
+
+    def _of_table(self, base: Table, name: str, args: Sequence[Value]) -> Value:
+        values = [value for _, value in base.items]
+        if name == "get" and args and isinstance(args[0], Const):
+            return base.get(args[0].value) or NOTHING
+        if name == "values" and values:
+            return Items(tuple(values))
+        if name == "items" and values:
+            return Items(tuple(Items((Const.of(key), value)) for key, value in base.items))
+        return NOTHING
+
+    def _of_model(
+        self, base: Layer | Object | Opaque, name: str, args: Sequence[Value], named: Named, at: int
+    ) -> Value | None:
+        """What a model does on ``name``; None for a name that speaks of a tensor."""
+        if name in ("parameters", "buffers"):
+            return Params(frozenset({base.id}))
+        if name in ("named_parameters", "named_buffers"):
+            return Many(Items((NOTHING, Params(frozenset({base.id}), partly=True))))
+        if name == "requires_grad_":
+            if not (args and isinstance(args[0], Const) and args[0].value is True):
+                self.record.frozen.add(base.id)
+            return base
+        target = cast_target(name, args, named)
+        if target is not None:
+            return self._cast(base, target, at)
+        if name in _MODEL_SELF:
+            return base
+        if name in ("children", "modules"):
+            return Many(Opaque((base.id, "[]")))
+        if isinstance(base, (Layer, Object)):
+            return NOTHING
+        return Opaque((self.path, at), name) if surface.effect_of(name) is None else None
+
+    def _cast(self, base: Layer | Object | Opaque, target: DType, at: int) -> Value:
+        low = target.dtypes & HALVES
+        for key in [key for key in self.casts if key != base.id and self.inside(key, base.id)]:
+            if not low:
+                del self.casts[key]
+        if low:
+            cast = Cast((self.path, at), target.dtypes, base.id, base.text if isinstance(base, Opaque) else "")
+            self.casts[base.id] = frozenset({cast})
+            for optimizer, params in self.optimizers.items():
+                if not params.partly and any(self.inside(base.id, owner) for owner in params.of):
+                    self.pending[Training(cast, _place(optimizer), target.assumed)] = None
+        else:
+            self.casts.pop(base.id, None)
+            self.pending = {one: None for one in self.pending if not self.inside(one.cast.of, base.id)}
+        return Opaque(base.id, base.text, dtypes=target.dtypes) if isinstance(base, Opaque) else base
+
+    def inside(self, part: Hashable, whole: Hashable) -> bool:
+        """Whether one model is another, or a part of it."""
+        todo, seen = [whole], {whole}
+        while todo:
+            key = todo.pop()
+            if key == part:
+                return True
+            for value in self.heap.get(key, {}).values():
+                for child in _parts(value):
+                    if child not in seen:
+                        seen.add(child)
+                        todo.append(child)
+        while isinstance(part, tuple) and len(part) == 2 and not isinstance(part[1], int):
+            part = part[0]
+            if part == whole:
+                return True
+        return False
+
+    def _trained(self, optimizer: Optimizer | None) -> None:
+        for training in [*self.pending]:
+            if optimizer is None or _place(optimizer.id) == training.optimizer:
+                self.record.trainings[training] = None
+                del self.pending[training]
+
+    def external(self, dotted: str, args: Sequence[Value], named: Named, at: int) -> Value:
+        """The result of calling a name of a library."""
+        root, _, last = dotted.rpartition(".")
+        if last == "autocast" and root.startswith("torch"):
+            return autocast(root, args, named)
+        if dotted.startswith("torch.optim.") and last[:1].isupper() and "lr_scheduler" not in dotted:
+            return self._optimizer(args, named, at)
+        if dotted.startswith("torch.nn.") and last in surface.LAYERS:
+            return self._born(Layer((self.path, at), surface.LAYERS[last]), named, at)
+        container = self._container(dotted, args, at)
+        if container is not None:
+            return container
+        if dotted in _TRANSPARENT and args:
+            return args[0]
+        if dotted.startswith(KEEPS_MASTER_WEIGHTS):
+            for value in (*args, *named.values()):
+                self.record.managed.update(_models(value))
+        if last in ("finfo", "iinfo"):
+            return finfo(args, named)
+        if dotted == "copy.deepcopy":
+            return Opaque((self.path, at)) if args and isinstance(args[0], _MODEL_KINDS) else (args or [NOTHING])[0]
+        return self._function(dotted, last, args, named, at)
+
+    def _function(self, dotted: str, last: str, args: Sequence[Value], named: Named, at: int) -> Value:
+        if dotted.startswith("math."):
+            return math_result(last, args)
+        op = surface.op_of(dotted)
+        if op in ("tensor", "as_tensor", "from_numpy", "scalar_tensor"):
+            return new_tensor(args, named)
+        if op is not None and surface.effect_of(op) is not None:
+            return self.apply(op, args, named, at)
+        for option in (value for value in args for value in options(value)):
+            told = told_dtype(named)
+            if told is not None and isinstance(option, _MODEL_KINDS) and not told.dtypes & HALVES:
+                self._cast(option, told, at)
+        return self._born(Opaque((self.path, at), last), named, at)
+
+    def _born(self, model: Layer | Opaque, named: Named, at: int) -> Value:
+        """A model as its constructor or ``from_pretrained`` makes it, in the dtype it is told."""
+        told = told_dtype(named) or told_dtype({"dtype": named["torch_dtype"]} if "torch_dtype" in named else {})
+        if told is not None and told.dtypes & HALVES:
+            self.casts[model.id] = frozenset({Cast((self.path, at), told.dtypes, model.id)})
+        return model
+
+    def _container(self, dotted: str, args: Sequence[Value], at: int) -> Value | None:
+        if dotted == "torch.nn.Sequential":
+            return Layer((self.path, at), "sequential", tuple(layers_in(args)))
+        if dotted == "torch.nn.ModuleList":
+            return args[0] if args and isinstance(args[0], (Items, Many)) else Many(NOTHING) if args else Items(())
+        if dotted == "torch.nn.ModuleDict":
+            return args[0] if args and isinstance(args[0], Table) else Opaque((self.path, at))
+        if dotted in ("torch.nn.Parameter", "torch.nn.parameter.Parameter"):
+            return self._parameter(args)
+        if dotted == "collections.OrderedDict":
+            return args[0] if args else Table(())
+        if dotted == "itertools.chain" and args:
+            return reduce(join, args)
+        return None
+
+    def _parameter(self, args: Sequence[Value]) -> Value:
+        own = as_tensor(args[0]) if args else None
+        return own if own is not None and own.dtypes != ANY else Tensor(FLOAT32)
+
+    def _optimizer(self, args: Sequence[Value], named: Named, at: int) -> Value:
+        optimizer = Optimizer((self.path, at))
+        given = args[0] if args else named.get("params", NOTHING)
+        params = params_in(given)
+        if params is None:
+            return optimizer
+        self.optimizers[optimizer.id] = params
+        if params.partly:
+            return optimizer
+        for key, casts in self.casts.items():
+            if any(self.inside(key, owner) for owner in params.of):
+                for cast in casts:
+                    self.record.trainings[Training(cast, (self.path, at))] = None
+        return optimizer
+
+
+def _place(optimizer: Hashable) -> Place:
+    assert isinstance(optimizer, tuple)
+    return optimizer
+
+
+def _parts(value: Value) -> Iterator[Hashable]:
+    """The models that an attribute holds."""
+    for option in options(value):
+        if isinstance(option, (Items, Many, Table)):
+            held = [element(option)] if isinstance(option, Many) else _held(option)
+            for inner in held:
+                yield from _parts(inner)
+        elif isinstance(option, _MODEL_KINDS):
+            yield option.id
+            if isinstance(option, Layer):
+                for part in option.parts:
+                    yield from _parts(part)
+
+
+def _held(value: Items | Table) -> Iterable[Value]:
+    return value.items if isinstance(value, Items) else [inner for _, inner in value.items]
+
+
+def _models(value: Value) -> Iterable[Hashable]:
+    for one in flat(value):
+        for option in options(one):
+            if isinstance(option, _MODEL_KINDS) and option.id:
+                yield option.id
+            elif isinstance(option, Params):
+                yield from option.of

@@ -1,0 +1,394 @@
+"""Abstract values: what an expression can be, as far as dtypes go. All are immutable and hashable.
+
+The dtype of a tensor is the set of dtypes it may have. ``UNKNOWN`` in the set stands for any other; ``LOW`` for
+float16 or bfloat16 where the code does not tell which. Values joined from two paths keep the dtypes of both.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from typing import TYPE_CHECKING, TypeAlias
+
+from amp_audit import policy
+from amp_audit.static import ir
+
+if TYPE_CHECKING:
+    from amp_audit.static.project import ClassRef
+
+UNKNOWN = "?"
+LOW = "low"
+HALVES = frozenset({"float16", "bfloat16", LOW})
+Dtypes: TypeAlias = frozenset[str]
+ANY: Dtypes = frozenset({UNKNOWN})
+FLOAT32: Dtypes = frozenset({"float32"})
+
+NAMES = {
+    "half": "float16",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "float32": "float32",
+    "double": "float64",
+    "float64": "float64",
+    "bool": "bool",
+    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "short", "int", "long"), "int"),
+    **dict.fromkeys(("complex64", "complex128", "cfloat", "cdouble", "chalf"), UNKNOWN),
+}
+"""The dtypes of torch by their names, as this module calls them (integers are one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """``by``: the op that gave it its dtype, for messages. ``assumed``: its dtype rests on an assumption."""
+
+    dtypes: Dtypes = ANY
+    by: str = ""
+    assumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A Python number, text or None. ``assumed``: the default of a parameter, which a caller may replace."""
+
+    value: object
+    kind: str = ""
+    assumed: bool = False
+
+    @classmethod
+    def of(cls, value: object, assumed: bool = False) -> Const:
+        return cls(value, type(value).__name__, assumed)
+
+    @property
+    def number(self) -> float | None:
+        """The value as a float; None for what is no number."""
+        if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
+            return None
+        try:
+            return float(self.value)
+        except OverflowError:
+            return math.copysign(math.inf, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A ``torch.dtype``."""
+
+    dtypes: Dtypes
+    assumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """``torch.finfo(dtype)``."""
+
+    dtypes: Dtypes
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A tuple or list whose items are known."""
+
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A dict whose keys are constants."""
+
+    items: tuple[tuple[object, Value], ...]
+
+    def get(self, key: object) -> Value | None:
+        return next((value for name, value in self.items if name == key), None)
+
+    def put(self, key: object, value: Value) -> Table:
+        return Table((*(pair for pair in self.items if pair[0] != key), (key, value)))
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """Any number of alike values: a list built in a loop, the chunks of a tensor, an ``nn.ModuleList``."""
+
+    item: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A module of ``torch.nn``: ``op`` is the function it applies, or ``sequential`` with its ``parts`` in order."""
+
+    id: Hashable
+    op: str
+    parts: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """An instance of a class of the project."""
+
+    id: Hashable
+    cls: ClassRef
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """Something unknown that keeps its identity: a parameter, an attribute of one, the result of an unknown call.
+
+    ``text``: the name by which the code calls it. ``number``: a size, a factor, an option: no tensor.
+    ``dtypes``: what it was cast to, should it be a tensor.
+    """
+
+    id: Hashable
+    text: str = ""
+    number: bool = False
+    dtypes: Dtypes = ANY
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """A name of a library, canonical: ``torch.nn.functional.softmax``."""
+
+    dotted: str
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A module of the project."""
+
+    dotted: str
+    module: ir.Module | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A class of the project."""
+
+    ref: ClassRef
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Func:
+    """A function of the project, perhaps bound; ``env`` holds the names of the function around it."""
+
+    module: ir.Module
+    function: ir.Function
+    bound: Value | None = None
+    env: dict[str, Value] | None = None
+    cls: ClassRef | None = None
+    partial: tuple[tuple[str | None, Value], ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Func) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.module.path, self.function.at, self.bound, self.partial)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of something that is no object of the project."""
+
+    base: Value
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Super:
+    bound: Value
+    cls: ClassRef
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """An autocast object. ``enabled`` None: a flag says; such a region counts as live, that is when hazards are.
+
+    ``assumed``: its device or dtype could not be read and CUDA was taken.
+    """
+
+    device: str
+    dtypes: Dtypes
+    enabled: bool | None = True
+    assumed: bool = False
+
+    @property
+    def live(self) -> bool:
+        return self.enabled is not False and bool(self.dtypes & (HALVES | ANY))
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """The parameters of models. ``partly``: some may be left out (a filter on requires_grad, a named subset)."""
+
+    of: frozenset[Hashable]
+    partly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    id: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """One of a few values, from different paths."""
+
+    options: frozenset[Value]
+
+
+Value: TypeAlias = (
+    Tensor
+    | Const
+    | DType
+    | Info
+    | Items
+    | Table
+    | Many
+    | Layer
+    | Object
+    | Opaque
+    | External
+    | Package
+    | Type
+    | Func
+    | Method
+    | Super
+    | Region
+    | Params
+    | Optimizer
+    | Either
+)
+
+NOTHING = Opaque("")
+"""Unknown, and not worth telling apart."""
+NUMBER = Opaque("number", number=True)
+"""An unknown Python number."""
+_MAX_OPTIONS = 6
+
+
+def tensor(*dtypes: str, by: str = "", assumed: bool = False) -> Tensor:
+    return Tensor(frozenset(dtypes or ANY), by, assumed)
+
+
+def options(value: Value) -> Iterable[Value]:
+    """The values that it may be."""
+    return value.options if isinstance(value, Either) else (value,)
+
+
+def join(one: Value, two: Value) -> Value:
+    """What holds after two paths meet."""
+    if one == two:
+        return one
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        by = one.by if one.by == two.by else one.by or two.by
+        return Tensor(one.dtypes | two.dtypes, by, one.assumed or two.assumed)
+    if isinstance(one, Items) and isinstance(two, Items) and len(one.items) == len(two.items):
+        return Items(tuple(map(join, one.items, two.items)))
+    if isinstance(one, DType) and isinstance(two, DType):
+        return DType(one.dtypes | two.dtypes, one.assumed or two.assumed)
+    if isinstance(one, (Items, Many)) and isinstance(two, (Items, Many)):
+        return Many(join(element(one), element(two)))
+    if isinstance(one, Params) and isinstance(two, Params):
+        return Params(one.of | two.of, one.partly or two.partly)
+    if is_none(one) or is_none(two):
+        return two if is_none(one) else one
+    return _either(one, two)
+
+
+def _either(one: Value, two: Value) -> Value:
+    merged: list[Value] = []
+    for value in (*options(one), *options(two)):
+        if value not in merged:
+            merged.append(value)
+    tensors = [value for value in merged if isinstance(value, Tensor)]
+    if len(tensors) > 1:
+        whole = tensors[0]
+        for other in tensors[1:]:
+            whole = Tensor(whole.dtypes | other.dtypes, whole.by or other.by, whole.assumed or other.assumed)
+        merged = [whole, *(value for value in merged if not isinstance(value, Tensor))]
+    return merged[0] if len(merged) == 1 else Either(frozenset(merged)) if len(merged) <= _MAX_OPTIONS else NOTHING
+
+
+def element(value: Value) -> Value:
+    """What iterating over a value gives."""
+    if isinstance(value, Many):
+        return value.item
+    if isinstance(value, Items):
+        return reduce(join, value.items) if value.items else NOTHING
+    if isinstance(value, (Tensor, Params)):
+        return value
+    if isinstance(value, Layer) and value.parts:
+        return reduce(join, value.parts)
+    if isinstance(value, Either):
+        return reduce(join, map(element, value.options))
+    return Opaque((value, "[]")) if isinstance(value, Opaque) and value.id else NOTHING
+
+
+def is_none(value: Value) -> bool:
+    return isinstance(value, Const) and value.value is None
+
+
+def _whole(parts: Iterable[Value]) -> Value | None:
+    several = [*parts]
+    return reduce(join, several) if several else None
+
+
+def as_tensor(value: Value) -> Tensor | None:
+    """A value taken as a tensor, its dtype unknown where the value is; None for what is a number or no tensor."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, Opaque):
+        return None if value.number else Tensor(value.dtypes)
+    if isinstance(value, Either):
+        parts = [part for part in map(as_tensor, value.options) if part is not None]
+        whole = _whole(parts)
+        return whole if isinstance(whole, Tensor) else None
+    if isinstance(value, (Items, Many)):
+        return as_tensor(element(value))
+    return Tensor() if isinstance(value, Params) else None
+
+
+def promote(several: Iterable[Dtypes]) -> Dtypes:
+    """Elementwise type promotion over sets; what is unknown may be as wide as any."""
+    sets = [*several]
+    if not sets:
+        return ANY
+    if math.prod(map(len, sets)) > 256:
+        return ANY
+    return frozenset(_promote(combination) for combination in product(*sets))
+
+
+def _promote(dtypes: tuple[str, ...]) -> str:
+    known = {dtype for dtype in dtypes if dtype not in (UNKNOWN, LOW)}
+    widest = policy.promote(known)
+    if widest in ("float32", "float64"):
+        return widest  # an unknown one is no wider, as a rule
+    if UNKNOWN in dtypes:
+        return UNKNOWN
+    if LOW in dtypes:
+        return LOW if widest is None else UNKNOWN
+    return widest or ("int" if "int" in known else "bool")
+
+
+def rounded(value: float, dtype: str) -> float:
+    """``value`` in float16 or bfloat16, to nearest, ties to even; beyond the largest finite number: infinity."""
+    if dtype == "float16":
+        try:
+            return float(struct.unpack("<e", struct.pack("<e", value))[0])
+        except OverflowError:
+            return math.copysign(math.inf, value)
+    if dtype != "bfloat16":
+        raise ValueError(f"not a low-precision dtype: {dtype!r}")
+    if math.isinf(value) or math.isnan(value):
+        return value
+    try:
+        bits = int.from_bytes(struct.pack("<f", value), "little")
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack("<f", bits.to_bytes(4, "little"))[0])

@@ -1,0 +1,308 @@
+"""An abstract run of the program that keeps the dtypes of its tensors: statements, names, expressions, calls.
+
+One environment goes through the code; where paths part it is copied, where they meet it is joined. Loops are run
+twice. Calls of the project are followed with the values of their arguments, and remembered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any, get_args
+
+from amp_audit.static import ir, project
+from amp_audit.static.dtypes.calls import Calls
+from amp_audit.static.dtypes.evaluate import ARITHMETIC, Frame, extended, has_decorator, region_of
+from amp_audit.static.dtypes.record import Cast
+from amp_audit.static.dtypes.values import (
+    NOTHING,
+    Const,
+    Func,
+    Items,
+    Many,
+    Region,
+    Tensor,
+    Type,
+    Value,
+    join,
+)
+from amp_audit.static.traverse import walk
+
+_FUEL = 20_000
+"""Statements per entry; a walk that needs more ends where it is."""
+_TOTAL_FUEL = 600_000
+"""Statements per project; entries after that are not run."""
+
+_PRECISION_WORD = re.compile(
+    r"(^|_)(fp16|fp32|half|amp|bf16|float16|bfloat16|float32|autocast|mixed|precision|dtype)", re.IGNORECASE
+)
+
+
+_HANDLERS = {kind: f"_on_{kind.__name__.lower()}" for kind in get_args(ir.Stmt)}
+
+_PASSING = ("frames", "regions", "weights", "casts", "pending", "muted", "path", "active", "fuel")
+"""What belongs to one entry."""
+
+
+class OutOfFuel(Exception):
+    """The entry is too large to be walked to its end."""
+
+
+class Walk(Calls):
+    """Runs entries of a project. What it meets is in ``record``."""
+
+    def __init__(self, code: project.Project) -> None:
+        super().__init__(code)
+        self.built: dict[str, dict[Hashable, frozenset[Cast]]] = {}
+        self.fuel = _FUEL
+        self.total = _TOTAL_FUEL
+
+    def run_module(self, module: ir.Module) -> dict[str, Value]:
+        """The names of a module after its own code ran."""
+        found = self.modules.get(module.path)
+        if found is None:
+            found = self.modules[module.path] = {}
+            with self._detached():
+                self.casts, self.fuel = {}, _FUEL
+                self.in_frame(Frame(module, found), module.body)
+                self.built[module.path] = self.casts
+        return found
+
+    def run_function(
+        self, module: ir.Module, function: ir.Function, cls: project.ClassRef | None, live: Region | None
+    ) -> None:
+        """Run a function as an entry: its parameters are unknown, ``live`` is the region it is taken to run in."""
+        if self.total < 0:
+            return
+        self.run_module(module)
+        with self._detached():
+            self.fuel = _FUEL
+            self.casts = dict(self.built.get(module.path, {}))
+            bound: Value | None = None
+            try:
+                if cls is not None and not has_decorator(function, "staticmethod"):
+                    bound = self.instance(cls, ("entry", module.path, cls.cls.at))
+                if live is not None:
+                    self.regions = [live]
+                self.follow(Func(module, function, bound, None, cls), [], {}, 0)
+            except OutOfFuel:
+                return
+
+    @contextmanager
+    def _detached(self) -> Iterator[None]:
+        """Run something outside of what is going on, and come back."""
+        kept = {name: getattr(self, name) for name in _PASSING}
+        self.frames, self.regions, self.weights, self.pending, self.muted, self.active = [], [], [], {}, 0, []
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                setattr(self, name, value)
+
+    def in_frame(self, frame: Frame, body: Sequence[ir.Stmt]) -> None:
+        path, self.path = self.path, frame.module.path
+        self.frames.append(frame)
+        try:
+            self.block(body)
+        except OutOfFuel:
+            if len(self.frames) > 1:
+                raise
+        finally:
+            self.frames.pop()
+            self.path = path
+
+    def block(self, body: Sequence[ir.Stmt]) -> bool:
+        for statement in body:
+            self.fuel -= 1
+            self.total -= 1
+            if self.fuel < 0:
+                raise OutOfFuel
+            handler: Callable[[Any], bool | None] | None = getattr(self, _HANDLERS[type(statement)], None)
+            if handler is not None and handler(statement):
+                return True
+        return False
+
+    def _on_evaluate(self, node: ir.Evaluate) -> None:
+        self.eval(node.value)
+
+    def _on_assign(self, node: ir.Assign) -> None:
+        value = self.eval(node.value)
+        for target in node.targets:
+            self.bind(target, value, node.at)
+
+    def _on_augment(self, node: ir.Augment) -> None:
+        before, value = self.eval(node.target), self.eval(node.value)
+        if isinstance(before, (Items, Many)):
+            self.bind(node.target, extended(before, value), node.at)
+            return
+        op = ARITHMETIC.get(node.op)
+        if isinstance(before, Tensor) and op is not None:
+            self.apply(f"{op}_", [before, value], {}, node.at)
+            return
+        self.bind(node.target, self._combine(node.op, before, value, node.at), node.at)
+
+    def _on_return(self, node: ir.Return) -> bool:
+        self.frame.returns.append(self.eval(node.value) if node.value is not None else Const.of(None))
+        return True
+
+    def _on_raise(self, node: ir.Raise) -> bool:
+        return True
+
+    def _on_break(self, node: ir.Break) -> bool:
+        return True
+
+    def _on_continue(self, node: ir.Continue) -> bool:
+        return True
+
+    def _on_assert(self, node: ir.Assert) -> None:
+        self.eval(node.test)
+
+    def _on_import(self, node: ir.Import) -> None:
+        for name, target in node.bindings:
+            if name != "*":
+                self.frame.env[name] = self.of_binding(self.project.imported(self.frame.module, target), name)
+
+    def _on_function(self, node: ir.Function) -> None:
+        self.frame.env[node.name] = Func(self.frame.module, node, None, self.frame.env, self.frame.cls)
+
+    def _on_class(self, node: ir.Class) -> None:
+        self.frame.env[node.name] = Type(project.ClassRef(self.frame.module, node))
+
+    def _on_if(self, node: ir.If) -> bool:
+        known = self.truth(node.test)
+        if known is not None:
+            return self.block(node.body if known else node.orelse)
+        self.eval(node.test)
+        low_arm = _precision_arm(node.test)
+        return self._fork([(node.body, low_arm in (None, "yes")), (node.orelse, low_arm in (None, "no"))])
+
+    def _fork(self, arms: Sequence[tuple[Sequence[ir.Stmt], bool]]) -> bool:
+        """Run each arm from here; go on with what those that do not end have in common. Arms that are run in another
+        precision only are walked without being judged.
+        """
+        start, casts = dict(self.frame.env), dict(self.casts)
+        ends: list[tuple[dict[str, Value], dict[Hashable, frozenset[Cast]]]] = []
+        all_casts: list[dict[Hashable, frozenset[Cast]]] = []
+        for body, judged in arms:
+            self.frame.env.clear()
+            self.frame.env.update(start)
+            self.casts = dict(casts)
+            self.muted += not judged
+            ended = self.block(body)
+            self.muted -= not judged
+            all_casts.append(self.casts)
+            if not ended:
+                ends.append((dict(self.frame.env), self.casts))
+        if not ends:
+            self.casts = casts
+            return True
+        env = reduce(_joined, (end[0] for end in ends))
+        self.frame.env.clear()
+        self.frame.env.update(env)
+        self.casts = reduce(_united, (end[1] for end in ends))
+        return False
+
+    def _on_for(self, node: ir.For) -> None:
+        item = self._iterated(node.iterable)
+        for _ in range(2):
+            self._once(lambda: self.bind(node.target, item, node.at), node.body)
+        self.block(node.orelse)
+
+    def _on_while(self, node: ir.While) -> None:
+        for _ in range(2):
+            self._once(lambda: self.eval(node.test), node.body)
+        self.block(node.orelse)
+
+    def _once(self, prepare: Callable[[], object], body: Sequence[ir.Stmt]) -> None:
+        """One round of a loop that may also not be run."""
+        before, casts = dict(self.frame.env), dict(self.casts)
+        prepare()
+        if not self.block(body):
+            pass
+        env = _joined(before, self.frame.env)
+        self.frame.env.clear()
+        self.frame.env.update(env)
+        self.casts = _united(casts, self.casts)
+
+    def _on_with(self, node: ir.With) -> bool:
+        entered = 0
+        for context, target in node.items:
+            value = self.eval(context)
+            if target is not None:
+                self.bind(target, value, node.at)
+            region = region_of(value)
+            if region is not None:
+                self.regions.append(region)
+                self.entered(region)
+                entered += 1
+        ended = self.block(node.body)
+        del self.regions[len(self.regions) - entered :]
+        return ended
+
+    def _on_try(self, node: ir.Try) -> bool:
+        before = dict(self.frame.env)
+        ended = self.block(node.body) or self.block(node.orelse)
+        after = dict(self.frame.env)
+        if node.handlers:
+            start = _joined(before, after)
+            self.frame.env.clear()
+            self.frame.env.update(start)
+            arms = [(handler.body, True) for handler in node.handlers]
+            handled = self._fork(arms)
+            if ended:
+                ended = handled
+            elif handled:
+                self.frame.env.clear()
+                self.frame.env.update(after)
+            else:
+                env = _joined(after, self.frame.env)
+                self.frame.env.clear()
+                self.frame.env.update(env)
+        return self.block(node.final) or ended
+
+    def _on_match(self, node: ir.Match) -> bool:
+        self.eval(node.subject)
+        arms: list[tuple[Sequence[ir.Stmt], bool]] = [(case[3], True) for case in node.cases]
+        return self._fork([*arms, ((), True)])
+
+
+def _joined(one: dict[str, Value], two: dict[str, Value]) -> dict[str, Value]:
+    return {
+        name: join(one[name], two[name]) if name in one and name in two else one.get(name, two.get(name, NOTHING))
+        for name in {**one, **two}
+    }
+
+
+def _united(
+    one: dict[Hashable, frozenset[Cast]], two: dict[Hashable, frozenset[Cast]]
+) -> dict[Hashable, frozenset[Cast]]:
+    return {key: one.get(key, frozenset()) | two.get(key, frozenset()) for key in {**one, **two}}
+
+
+def _precision_arm(test: ir.Expr) -> str | None:
+    """Which arm of a condition that speaks of precision is the low-precision one: yes, no, ``neither`` can be told;
+    None for a condition that does not.
+    """
+    if isinstance(test, ir.Unary) and test.op == "not":
+        inner = _precision_arm(test.operand)
+        return {"yes": "no", "no": "yes"}.get(inner or "", inner)
+    words = _words(test)
+    if not any(_PRECISION_WORD.search(word) for word in words):
+        return None
+    if isinstance(test, (ir.Name, ir.Attr, ir.Call)) and not any("32" in word for word in words):
+        return "yes"
+    return "neither"
+
+
+def _words(node: ir.Expr) -> set[str]:
+    found: set[str] = set()
+    for inner in walk(node):
+        if isinstance(inner, ir.Name):
+            found.add(inner.id)
+        elif isinstance(inner, ir.Attr):
+            found.add(inner.name)
+        elif isinstance(inner, ir.Const) and isinstance(inner.value, str):
+            found.add(inner.value)
+    return found
