@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Bound first, so that the function of the same name below is what ``amp_audit.trace`` means from then on.
-import amp_audit.trace
+import amp_audit.trace  # noqa: F401
 
 if TYPE_CHECKING:
     from amp_audit.report import Report
+    from amp_audit.runtime.context import Traced
     from amp_audit.settings import Settings
     from amp_audit.trace.schema import Trace
 
@@ -53,11 +54,18 @@ def trace(
     *,
     sample: str | int = "default",
     steps: int | None = None,
-) -> AbstractContextManager[Any]:
-    """Record the training steps of this process while the context is open. Needs torch."""
+) -> AbstractContextManager[Traced]:
+    """Record the training steps of this process while the context is open; it yields where (``.folder``). Needs torch.
+
+    What was built before the context is known by its first use; given here, it has its name from the first step on.
+    ``sample``: ``"default"``, ``"all"`` or N (every Nth step); ``steps``: no more than so many. Raises RuntimeError
+    while another recording is open.
+    """
+    from amp_audit import supervisor
     from amp_audit.runtime import context
 
-    return context.trace(model, optimizer, scaler, sample=sample, steps=steps)
+    folder = supervisor.trace_folder(supervisor.Recording(), supervisor.rank())
+    return context.trace(folder, model, optimizer, scaler, str(sample), steps)
 
 
 def load_trace(folder: str | Path) -> Sequence[Trace]:

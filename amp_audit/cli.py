@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: amp-audit [OPTIONS] TRAIN.py [ARGS...]       read it, run it, one report
        amp-audit [OPTIONS] -m MODULE [ARGS...]
-       amp-audit [OPTIONS] -- LAUNCHER ...          torchrun, accelerate launch, ...
+       amp-audit [OPTIONS] -- LAUNCHER ...          torchrun, accelerate, ...
        amp-audit check [OPTIONS] [PATHS...]         read only; needs no torch
        amp-audit run [OPTIONS] TRAIN.py [ARGS...]   run only, leave a trace
        amp-audit report [OPTIONS] TRACE...          show traces, ranks merged

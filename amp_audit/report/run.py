@@ -41,7 +41,11 @@ def _story(run: Summary, program: Program | None) -> Iterator[str]:
     head = run.header
     name = " ".join(head.argv) or "the program"
     if not run.observed:
-        yield f"{name}: no optimizer step was seen, so nothing is known of its numbers"
+        before = {"failed": "failed", "killed": "was killed", "interrupted": "was interrupted"}.get(run.reason)
+        if before is not None:
+            yield f"{name}: {before} before its first optimizer step"
+        else:
+            yield f"{name}: no optimizer step was seen, so little is known of its numbers"
     else:
         ended = {
             "stopped": f"stopped by amp-audit after {plural(run.steps, 'step')}",

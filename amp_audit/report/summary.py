@@ -121,7 +121,7 @@ def summarize(traces: Sequence[Trace]) -> Summary:
     """One summary of the traces of one run. Raises ValueError without a trace."""
     if not traces:
         raise ValueError("no trace to summarize")
-    trained = [trace for trace in traces if trace.steps] or list(traces)
+    trained = [trace for trace in traces if _steps(trace)] or list(traces)
     first = min(trained, key=lambda trace: trace.header.rank)
     ranks = tuple(sorted({trace.header.rank for trace in trained}))
     world = max(trace.header.world_size for trace in traces)
@@ -135,7 +135,7 @@ def summarize(traces: Sequence[Trace]) -> Summary:
         deep=tuple(sorted({step.step for trace in trained for step in trace.steps if step.deep})),
         ranks=ranks,
         missing_ranks=tuple(rank for rank in range(world) if rank not in ranks),
-        silent_processes=len(traces) - len(trained) if trained[0].steps else 0,
+        silent_processes=len(traces) - len(trained),
         work=_work(rows),
         casts=_casts(casts),
         float32=_float32(rows),
@@ -149,8 +149,8 @@ def summarize(traces: Sequence[Trace]) -> Summary:
 
 
 def _steps(trace: Trace) -> int:
-    recorded = trace.steps[-1].step if trace.steps else 0
-    return max(recorded, trace.end.steps if trace.end else 0)
+    """Finished steps. Only a process that could still tell knows whether its last record is one."""
+    return trace.end.steps if trace.end is not None else (trace.steps[-1].step if trace.steps else 0)
 
 
 _REASONS = ("killed", "failed", "interrupted", "stopped", "finished")

@@ -79,6 +79,11 @@ class Signals:
         with self._teller.quiet("an optimizer"):
             self._teller.adopt(optimizer)
 
+    def adopt_scaler(self, scaler: GradScaler) -> None:
+        """Take note of a scaler that was built before ``install``."""
+        with self._teller.quiet("a scaler"):
+            self._scaler_new(scaler)
+
     @property
     def current_scale(self) -> torch.Tensor | None:
         """The live scale of the scaler that scaled last, float32 with one element."""

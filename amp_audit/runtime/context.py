@@ -1,0 +1,44 @@
+"""Record the training steps of this very process, for programs that open the recording themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amp_audit.runtime import session
+from amp_audit.runtime.attach import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A recording; ``folder`` can be read back (``amp_audit.load_trace``) once it is over."""
+
+    folder: Path
+
+
+@contextmanager
+def trace(folder: Path, model: Any, optimizer: Any, scaler: Any, sample: str, steps: int | None) -> Iterator[Traced]:
+    """Record until the context is left, ``steps`` optimizer steps at most; the program itself is never stopped.
+
+    ``model``, ``optimizer`` and ``scaler`` may have been built before; given, they have their names from the first
+    step on. Raises RuntimeError while another recording is open in this process.
+    """
+    if session.current is not None:
+        raise RuntimeError("this process is being recorded already")
+    own = session.Session(Config(str(folder), steps=steps, sample=sample, go_on=True, main=True))
+    own.begin()
+    if model is not None:
+        own.places.modules.name(model)
+    if optimizer is not None:
+        own.signals.adopt(optimizer)
+    if scaler is not None:
+        own.signals.adopt_scaler(scaler)
+    try:
+        yield Traced(folder)
+    except BaseException:
+        own.close("failed")
+        raise
+    own.close("finished")
