@@ -64,8 +64,18 @@ class Layout:
     def _child(self, base: str) -> str | None:
         for candidate in (os.path.join(base, "__init__.py"), base + ".py"):
             if self.is_file(candidate):
-                return candidate
+                return self._given_name(candidate)
         return base if self._holds_python(base, 2) else None
+
+    def _given_name(self, path: str) -> str:
+        """The given file that a link leads to, so that one file is one module."""
+        if path in self._given:
+            return path
+        return self._by_real_path.get(os.path.realpath(path), path)
+
+    @cached_property
+    def _by_real_path(self) -> dict[str, str]:
+        return {os.path.realpath(path): path for path in self._given}
 
     def _holds_python(self, folder: str, depth: int) -> bool:
         """Whether there is Python in ``folder``, or in a folder of it: a package without ``__init__.py``."""

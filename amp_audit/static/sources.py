@@ -1,0 +1,308 @@
+"""Paths -> the texts of Python files and notebooks, and why one of them could not be read."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tokenize
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from amp_audit.static.lowering import LoweringError, lower
+
+SUFFIXES = (".py", ".pyw", ".ipynb")
+STDIN = "-"
+_LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "__pypackages__"})
+_GIT_TIMEOUT_S = 60
+
+
+class SourceError(Exception):
+    """A path that cannot be checked at all: missing, or without any Python. The message is one line."""
+
+
+class Unreadable(Exception):
+    """A file that was found and cannot be read. ``line`` and ``column`` count from 1, in ``cell`` of a notebook."""
+
+    def __init__(self, message: str, line: int = 1, column: int = 1, cell: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+        self.column = column
+        self.cell = cell
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The text of one file. For a notebook ``text`` joins its code cells and ``starts`` / ``cells`` say where from:
+    the cell with index ``cells[i]`` among all cells begins at line ``starts[i]`` of the text.
+
+    ``broken`` are the cells that no Python could be made of; they are blank in ``text``.
+    """
+
+    path: str
+    text: str
+    starts: tuple[int, ...] = ()
+    cells: tuple[int, ...] = ()
+    broken: tuple[Unreadable, ...] = ()
+
+    def place(self, line: int) -> tuple[int | None, int]:
+        """A line of ``text`` as (cell or None, line in the file or cell)."""
+        if not self.cells:
+            return None, line
+        index = max(0, bisect_right(self.starts, line) - 1)
+        return self.cells[index], line - self.starts[index] + 1
+
+
+# Finding files
+
+
+def find(paths: Sequence[str | Path], excluded: Callable[[str], bool] = lambda path: False) -> list[str]:
+    """The Python files and notebooks of ``paths``, each once, in order; folders are searched.
+
+    What is given by name is taken as it is. In folders hidden ones, virtual environments, what git ignores, and what
+    ``excluded`` says are left out. Raises SourceError for a missing path and for one without Python.
+    """
+    found: dict[str, str] = {}
+    for path in map(str, paths):
+        if path == STDIN:
+            found.setdefault(STDIN, STDIN)
+            continue
+        for file in _files(path, excluded):
+            found.setdefault(os.path.realpath(file), file)
+    if not found:
+        raise SourceError(f"no Python file in {', '.join(map(str, paths))}")
+    return [shown(file) for file in found.values()]
+
+
+def shown(path: str) -> str:
+    """A path as findings name it: relative to the working directory when below it, else absolute."""
+    if path == STDIN:
+        return path
+    absolute = os.path.abspath(path)
+    inside = os.path.relpath(absolute)
+    return absolute if inside.startswith(os.pardir) else inside
+
+
+def _files(path: str, excluded: Callable[[str], bool]) -> list[str]:
+    if os.path.isdir(path):
+        return [file for file in _folder(path, set()) if not excluded(file)]
+    if not os.path.exists(path):
+        raise SourceError(f"{path}: no such file or directory")
+    if path.endswith(".pyi"):
+        return []
+    if path.endswith(SUFFIXES) or _is_script(path):
+        return [path]
+    raise SourceError(f"{path}: neither a Python file nor a notebook")
+
+
+def _is_script(path: str) -> bool:
+    """A file without a suffix, or one that says by its first line that it is Python."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(256)
+    except OSError:
+        return True  # reading it again will say why not
+    return first.startswith(b"#!") and b"python" in first
+
+
+def _folder(folder: str, seen: set[str]) -> Iterator[str]:
+    """The files below a folder; ``seen`` are the real folders already visited, since links may form circles."""
+    real = os.path.realpath(folder)
+    if real in seen:
+        return
+    seen.add(real)
+    listed = _git_files(folder)
+    if not any(name.endswith(SUFFIXES) for name in listed or ()):
+        yield from _walk(folder, seen)  # no checkout, or the folder as a whole is ignored
+        return
+    for name in listed or ():
+        if _is_left_out(name):
+            continue
+        path = os.path.join(folder, name)
+        if os.path.isdir(path):  # a submodule, a nested checkout, a link
+            yield from _folder(path.rstrip(os.sep), seen)
+        elif name.endswith(SUFFIXES) and os.path.isfile(path):
+            yield path
+
+
+def _is_left_out(name: str) -> bool:
+    return any(part.startswith(".") or part in _LEFT_OUT for part in name.split("/"))
+
+
+def _git_files(folder: str) -> list[str] | None:
+    """What git tracks or would track below a folder, or None where it is no checkout. Runs none of its hooks."""
+    command = ["git", "-C", folder, "-c", "core.fsmonitor=false", "ls-files", "-z", "-co", "--exclude-standard"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    try:
+        done = subprocess.run(command, capture_output=True, env=environment, timeout=_GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    return sorted({os.fsdecode(name) for name in done.stdout.split(b"\0") if name})
+
+
+def _walk(folder: str, seen: set[str]) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            items = sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise SourceError(f"{folder}: {error.strerror}") from None
+    if any(item.name == "pyvenv.cfg" for item in items):
+        return
+    for item in items:
+        if item.name.startswith(".") or item.name in _LEFT_OUT:
+            continue
+        if item.is_dir():
+            real = os.path.realpath(item.path)
+            if real not in seen:
+                seen.add(real)
+                yield from _walk(item.path, seen)
+        elif item.name.endswith(SUFFIXES) and item.is_file():
+            yield item.path
+
+
+# Reading one file
+
+
+def read_bytes(path: str) -> bytes:
+    """Raises Unreadable. ``-`` is the standard input."""
+    try:
+        return sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
+    except OSError as error:
+        raise Unreadable(f"cannot be read: {error.strerror or error}") from None
+
+
+def decode(path: str, data: bytes) -> Source:
+    """The source in the bytes of a file, decoded as PEP 263 says. Raises Unreadable."""
+    if path.endswith(".ipynb"):
+        return _notebook(path, data)
+    return Source(path, _text(data))
+
+
+def _text(data: bytes) -> str:
+    try:
+        encoding, _ = tokenize.detect_encoding(BytesIO(data).readline)
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Unreadable(f"cannot be decoded as {error.encoding}: {error.reason}", line) from None
+    except (SyntaxError, LookupError) as error:
+        raise Unreadable(f"cannot be decoded: {getattr(error, 'msg', error)}") from None
+    if "\0" in text:
+        raise Unreadable("source code cannot contain null bytes", text.count("\n", 0, text.index("\0")) + 1)
+    return text
+
+
+# Notebooks
+
+
+def _notebook(path: str, data: bytes) -> Source:
+    try:
+        content = json.loads(data.decode("utf-8-sig"))
+        cells = list(_cells(content))
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise Unreadable(f"not a notebook: {error}") from None
+    if not _is_python(content):
+        return Source(path, "")
+    lines: list[str] = []
+    starts: list[int] = []
+    broken: list[Unreadable] = []
+    for index, text in cells:
+        starts.append(len(lines) + 1)
+        try:
+            lines += _lines(_python(text))
+        except LoweringError as error:
+            broken.append(Unreadable(str(error), error.line, error.column, index))
+            lines += [""] * len(_lines(text))
+    indices = tuple(index for index, _ in cells)
+    return Source(path, "\n".join(lines) + "\n", tuple(starts), indices, tuple(broken))
+
+
+def _lines(text: str) -> list[str]:
+    return re.split(r"\r\n|\r|\n", text) or [""]
+
+
+def _cells(content: Any) -> Iterator[tuple[int, str]]:
+    """(index among all cells, source) of the code cells. Raises ValueError for what is no notebook."""
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    sheets = content.get("worksheets", [content])  # notebooks of format 3 have worksheets
+    if not isinstance(sheets, list) or not all(
+        isinstance(s, dict) and isinstance(s.get("cells"), list) for s in sheets
+    ):
+        raise ValueError("no list of cells")
+    for index, cell in enumerate(cell for sheet in sheets for cell in sheet["cells"]):
+        if isinstance(cell, dict) and cell.get("cell_type") == "code":
+            source = cell.get("source", cell.get("input", ""))
+            yield index, "".join(source) if isinstance(source, list) else str(source)
+
+
+def _is_python(content: Any) -> bool:
+    metadata = content.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    for key, name in (("language_info", "name"), ("kernelspec", "language")):
+        part = metadata.get(key)
+        if isinstance(part, dict) and isinstance(part.get(name), str):
+            return bool(part[name].lower() in ("python", "ipython", "python3"))
+    return True
+
+
+_CELL_MAGIC = re.compile(r"\s*%%(\w+)")
+_PYTHON_CELLS = frozenset({"time", "timeit", "capture", "prun", "python", "python3"})
+_MAGIC_LINE = re.compile(r"([ \t]*)(?:[%!?].*|[\w.]+\?\??[ \t]*)")
+_MAGIC_VALUE = re.compile(r"([ \t]*[\w.,\s]+=)[ \t]*[%!].*")
+
+
+def _python(text: str) -> str:
+    """The Python of a cell: magics and shell lines replaced, the number of lines kept.
+
+    Raises LoweringError where what is left is no Python either.
+    """
+    if _parses(text):
+        return text
+    magic = _CELL_MAGIC.match(text)
+    lines = _lines(text)
+    if magic is not None:
+        first = next(i for i, line in enumerate(lines) if line.strip())
+        kept = lines[first + 1 :] if magic.group(1) in _PYTHON_CELLS else [""] * (len(lines) - first - 1)
+        lines = [""] * (first + 1) + kept
+    plain = "\n".join(_without_magics(lines))
+    if not _parses(plain):
+        lower("", plain)
+    return plain
+
+
+def _without_magics(lines: Iterable[str]) -> Iterator[str]:
+    continued = False
+    for line in lines:
+        if continued:
+            continued = line.endswith("\\")
+            yield ""
+            continue
+        statement, value = _MAGIC_LINE.fullmatch(line), _MAGIC_VALUE.fullmatch(line)
+        if statement is None and value is None:
+            yield line
+            continue
+        continued = line.endswith("\\")
+        yield f"{statement.group(1)}pass" if statement is not None else f"{value.group(1)} None" if value else line
+
+
+def _parses(text: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
