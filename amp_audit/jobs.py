@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from amp_audit import merge, rulebook, supervisor
-from amp_audit.model import Coverage, Finding, Severity
+from amp_audit.model import Confidence, Coverage, Evidence, Finding, Severity, Subject, Verdict
 from amp_audit.report.content import Program, Report
 from amp_audit.report.summary import summarize
 from amp_audit.rulebook import Rule, Rulebook
@@ -24,6 +24,7 @@ from amp_audit.target import Target, TargetError
 from amp_audit.trace import judge, reader
 from amp_audit.trace.schema import Trace
 
+NOT_OBSERVED = "AMP003"
 NO_TORCH = (
     "running a program needs torch, which is not installed here: pip install 'amp-audit[runtime]' "
     "(amp-audit check needs none)"
@@ -119,7 +120,7 @@ def report(folders: Sequence[Path], settings: Settings) -> Report:
     """What traces say, those of all folders as one run. Raises TraceError for a folder that is no trace."""
     book = load_rules(settings)
     traces = [trace for folder in folders for trace in reader.read(folder)]
-    findings = merge.merge((), judge.findings(traces, book), merge.observe(traces), book)
+    findings = _merged((), traces, book)
     made = _report("report", " ".join(map(str, folders)), findings, Coverage(), settings, book, Severity.ERROR)
     return replace(made, summary=summarize(traces), trace_folder=str(folders[0]))
 
@@ -128,7 +129,7 @@ def _audited(
     target: Target, settings: Settings, book: Rulebook, read: Read, folder: Path, outcome: launch.Outcome
 ) -> Report:
     traces, notes = _traces(folder)
-    findings = merge.merge(read.findings, judge.findings(traces, book), merge.observe(traces), book)
+    findings = _merged(read.findings, traces, book)
     made = _report("audit", target.shown, findings, read.coverage, settings, book, Severity.ERROR)
     return replace(
         made,
@@ -136,6 +137,30 @@ def _audited(
         program=Program(outcome.code, outcome.signal, outcome.stopped),
         trace_folder=str(folder),
         notes=notes,
+    )
+
+
+def _merged(read: Sequence[Finding], traces: Sequence[Trace], book: Rulebook) -> list[Finding]:
+    """What was read and what ran, and, as a note, what of the run could not be seen."""
+    found = merge.merge(read, judge.findings(traces, book), merge.observe(traces), book)
+    unseen = summarize(traces).unobserved if traces else ()
+    return [*found, _not_observed(unseen, book[NOT_OBSERVED])] if unseen and NOT_OBSERVED in book.rules else found
+
+
+def _not_observed(unseen: Sequence[tuple[str, int]], rule: Rule) -> Finding:
+    numbers = tuple(
+        Evidence("runtime", "number", f"{what}: {count:,}", name="not_observed", value=count) for what, count in unseen
+    )
+    return Finding(
+        rule=rule.id,
+        name=rule.name,
+        severity=rule.severity,
+        confidence=Confidence.HIGH,
+        message=f"not observed: {', '.join(what for what, _ in unseen)}",
+        location=None,
+        verdict=Verdict.RUNTIME,
+        subject=Subject("run", "run"),
+        evidence=numbers,
     )
 
 
@@ -215,6 +240,7 @@ def _counter(folder: Path, reading: Future[Read] | None, book: Rulebook) -> Call
             traces = reader.read(folder)
         except (reader.TraceError, OSError):
             return len(read)
-        return len(merge.merge(read, judge.findings(traces, book), merge.observe(traces), book))
+        found = merge.merge(read, judge.findings(traces, book), merge.observe(traces), book)
+        return sum(finding.severity > Severity.INFO for finding in found)
 
     return count

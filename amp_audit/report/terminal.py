@@ -252,19 +252,27 @@ def _verdict(report: Report) -> Text:
     counts = {severity: n for severity, n in report.counts().items() if n}
     if report.problem:
         return Text(printable(report.problem), style="bold red")
-    if not counts:
+    if not counts or max(counts) is Severity.INFO:
         return Text(_clean(report), style="bold green")
     names = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
     text = ", ".join(plural(n, names[severity]) for severity, n in counts.items())
-    confirmed = report.confirmed()
     if report.summary is not None and report.summary.observed:
-        text += f"; {confirmed} confirmed by the run"
+        text += f"; {report.confirmed()} confirmed by the run"
     return Text(text, style=STYLES[max(counts)])
 
 
 def _clean(report: Report) -> str:
-    seen = plural(report.coverage.files_checked + report.coverage.files_skipped, "file")
+    """What silence covers: a clean verdict without it would be a promise."""
+    parts = []
+    files = report.coverage.files_checked + report.coverage.files_skipped
+    if files:
+        parts.append(f"{plural(files, 'file')} read")
     if report.summary is not None and report.summary.observed:
-        steps = plural(report.summary.steps, "step")
-        return f"No findings: {seen} read, {steps} watched, {len(report.book.rules)} rules."
-    return f"No findings in {seen} (read, not run), {len(report.book.rules)} rules."
+        parts.append(f"{plural(report.summary.steps, 'step')} watched")
+    elif report.command == "check":
+        parts.append("nothing run")
+    parts.append(plural(len(report.book.rules), "rule"))
+    notes = report.counts()[Severity.INFO]
+    if notes:
+        parts.append(plural(notes, "note"))
+    return f"No errors or warnings: {', '.join(parts)}."

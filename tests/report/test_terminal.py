@@ -140,9 +140,12 @@ def test_the_run_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_clean_verdict_says_what_it_covers(monkeypatch: pytest.MonkeyPatch) -> None:
     run, check = samples.report(), samples.report(command="check", summary=None, program=None)
     rules = len(run.book.rules)
-    assert shown(run, monkeypatch).splitlines()[-1] == f"No findings: 3 files read, 3 steps watched, {rules} rules."
+    assert (
+        shown(run, monkeypatch).splitlines()[-1]
+        == f"No errors or warnings: 3 files read, 3 steps watched, {rules} rules."
+    )
     last = shown(check, monkeypatch).splitlines()[-1]
-    assert last == f"No findings in 3 files (read, not run), {rules} rules."
+    assert last == f"No errors or warnings: 3 files read, nothing run, {rules} rules."
 
 
 def test_coverage_names_what_was_missed(monkeypatch: pytest.MonkeyPatch) -> None:
