@@ -100,7 +100,7 @@ class Flush:
 
 def gradient_underflow(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Finding]:
     """The line where most nonzero gradient elements became zero, when their share there is over the limit."""
-    lines = _flushes(trace)
+    lines = flushes(trace)
     over = float(detector.options["over"])
     bad = [item for item in lines.items() if item[1].share > over and item[1].flushed >= limit(rule, "elements")]
     if not bad:
@@ -123,7 +123,8 @@ def gradient_underflow(trace: Trace, rule: Rule, detector: Detector) -> Iterator
     yield replace(finding(rule, message, place, evidence), related=related, note=note)
 
 
-def _flushes(trace: Trace) -> dict[Location | None, Flush]:
+def flushes(trace: Trace) -> dict[Location | None, Flush]:
+    """What rounding to float16 took from gradients, by line: at casts and at operators of the backward pass."""
     lines: dict[Location | None, Flush] = defaultdict(Flush)
     for record in trace.steps:
         for cast in record.casts:
@@ -306,13 +307,15 @@ def _timelines(trace: Trace) -> dict[str, list[ScalePoint]]:
 
 
 def _trouble(points: list[ScalePoint], rule: Rule, over: float) -> str | None:
-    low = next((p for p in points if p.skipped and p.after < limit(rule, "floor") and p.after < p.before), None)
-    if low is not None:
-        return f"the loss scale fell to {points[-1].after:g}: the gradients hold inf or NaN at any scale"
-    stuck = run = 0
+    stuck = falling = 0
+    in_place = below = 0
     for point in points:
-        run = run + 1 if point.skipped and point.after >= point.before else 0
-        stuck = max(stuck, run)
+        in_place = in_place + 1 if point.skipped and point.after >= point.before else 0
+        below = below + 1 if point.skipped and point.after < point.before else 0
+        stuck = max(stuck, in_place)
+        falling = max(falling, below if point.after < limit(rule, "floor") else 0)
+    if falling >= limit(rule, "falling"):
+        return f"the loss scale fell to {points[-1].after:g}: the gradients hold inf or NaN at any scale"
     if stuck >= limit(rule, "stuck"):
         return f"{stuck} steps in a row were skipped and the loss scale stayed at {points[-1].after:g}"
     first_good = next((index for index, point in enumerate(points) if not point.skipped), len(points))
