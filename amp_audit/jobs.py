@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from amp_audit import merge, rulebook, supervisor
@@ -51,8 +51,9 @@ class Recorded:
 class Read:
     """What reading gave: static findings before settings are applied, and what was covered."""
 
-    findings: tuple[Finding, ...]
-    coverage: Coverage
+    findings: tuple[Finding, ...] = ()
+    coverage: Coverage = field(default_factory=Coverage)
+    problem: str = ""
 
 
 def load_rules(settings: Settings) -> Rulebook:
@@ -136,6 +137,7 @@ def _audited(
         summary=summarize(traces) if traces else None,
         program=Program(outcome.code, outcome.signal, outcome.stopped),
         trace_folder=str(folder),
+        problem=read.problem,
         notes=notes,
     )
 
@@ -211,9 +213,12 @@ def _read_program(target: Target, settings: Settings, book: Rulebook, watch: Pat
     """Read the program's first file and what it imports, and say which lines the run is to watch."""
     if target.entry is None:
         note = "no Python file was recognised in the launcher's command, so nothing was read"
-        read = Read((), Coverage(notes=(note,)))
+        read = Read(coverage=Coverage(notes=(note,)))
     else:
-        read = _read([target.entry], settings, book)
+        try:
+            read = _read([target.entry], settings, book)
+        except Exception as error:  # a fault of ours must not cost the user what the run shows
+            read = Read(problem=f"reading {target.entry} failed, which is a fault of amp-audit: {error!r}")
     _write_watch(watch, read.findings)
     return read
 
