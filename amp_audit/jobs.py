@@ -77,10 +77,7 @@ def check(paths: Sequence[Path], settings: Settings) -> Report:
     """Read files and folders. Raises TargetError when a path does not exist or nothing there is Python."""
     book = load_rules(settings)
     read = _read(paths, settings, book)
-    coverage = read.coverage
-    if not (coverage.files_checked or coverage.files_skipped or coverage.files_failed):
-        raise TargetError(f"no Python file in {', '.join(map(str, paths))}")
-    return _report("check", " ".join(map(str, paths)), read.findings, coverage, settings, book, Severity.WARNING)
+    return _report("check", " ".join(map(str, paths)), read.findings, read.coverage, settings, book, Severity.WARNING)
 
 
 def audit(target: Target, settings: Settings, recording: Recording) -> Audited:
@@ -202,11 +199,16 @@ def _need_torch() -> None:
         raise TargetError(NO_TORCH)
 
 
-def _read(paths: Sequence[Path], settings: Settings, book: Rulebook) -> Read:
+def _read(paths: Sequence[Path], settings: Settings, book: Rulebook, *, follow: bool = False) -> Read:
     from amp_audit.static import check as static
+    from amp_audit.static.sources import SourceError
 
-    result = static.check(paths, book)
-    return Read(tuple(result.findings), result.coverage)
+    options = static.Options(excluded=settings.excluded, follow=follow, rules=settings.selected(book))
+    try:
+        result = static.check(paths, book, options)
+    except SourceError as error:
+        raise TargetError(str(error)) from None
+    return Read(result.findings, result.coverage)
 
 
 def _read_program(target: Target, settings: Settings, book: Rulebook, watch: Path) -> Read:
@@ -216,7 +218,7 @@ def _read_program(target: Target, settings: Settings, book: Rulebook, watch: Pat
         read = Read(coverage=Coverage(notes=(note,)))
     else:
         try:
-            read = _read([target.entry], settings, book)
+            read = _read([target.entry], settings, book, follow=True)
         except Exception as error:  # a fault of ours must not cost the user what the run shows
             read = Read(problem=f"reading {target.entry} failed, which is a fault of amp-audit: {error!r}")
     _write_watch(watch, read.findings)

@@ -88,6 +88,10 @@ class Settings:
         kept = (f for f in findings if f.rule in chosen and not self._ignored(f, ignores))
         return tuple(sorted((_with_severity(f, severities) for f in kept), key=lambda f: f.sort_key))
 
+    def excluded(self, path: str) -> bool:
+        """Whether ``exclude`` leaves a file out."""
+        return any(self._matches(path, pattern) for pattern in self.exclude)
+
     def _ignored(self, finding: Finding, ignores: Iterable[tuple[str, frozenset[str]]]) -> bool:
         place = finding.location
         if place is None:

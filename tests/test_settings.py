@@ -55,7 +55,8 @@ def test_all_keys(tmp_path: Path) -> None:
     chosen = read.selected(BOOK)
     assert "AMP101" in chosen and "AMP203" in chosen and "AMP202" not in chosen and "AMP302" not in chosen
     assert (read.fail_on, read.min_confidence) == (Severity.INFO, Confidence.LOW)
-    assert read.exclude == ("vendored",) and read.rules == (tmp_path / "my_rules",)
+    assert read.excluded(str(tmp_path / "vendored" / "a.py")) and not read.excluded(str(tmp_path / "a.py"))
+    assert read.rules == (tmp_path / "my_rules",)
 
 
 @pytest.mark.parametrize(
