@@ -15,6 +15,7 @@ import itertools
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,15 +39,18 @@ class Case:
     bad: bool
 
 
-def recorded(run: Callable[[], None]) -> Trace:
+@contextmanager
+def recording() -> Iterator[list[Trace]]:
+    """Record what runs inside; its trace is in the list afterwards."""
+    traces: list[Trace] = []
     with tempfile.TemporaryDirectory() as folder:
         session = Session(Config(trace_dir=folder, sample="all", go_on=True, main=True))
         session.begin()
         try:
-            run()
+            yield traces
         finally:
             session.close("finished")
-        return reader.read(Path(folder))[0]
+        traces.extend(reader.read(Path(folder)))
 
 
 # AMP511
@@ -76,7 +80,7 @@ def underflows() -> Iterator[Case]:
         model = network(kind)
         x, y = torch.randn(rows, 32), torch.randn(rows, 16)
 
-        def run() -> None:
+        with recording() as traces:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
             for _ in range(2):
                 optimizer.zero_grad()
@@ -85,7 +89,7 @@ def underflows() -> Iterator[Case]:
                 loss.backward()
                 optimizer.step()
 
-        flushes = measures.flushes(recorded(run)).values()
+        flushes = measures.flushes(traces[0]).values()
         share = max((flush.share for flush in flushes if flush.flushed >= 64), default=0.0)
         exact = gradient(model, x, y, factor, 2.0**10 / factor)
         error = (gradient(model, x, y, factor, 1.0) - exact).norm() / exact.norm()
@@ -114,18 +118,17 @@ def losses() -> Iterator[Case]:
         low, high = make(list(model.parameters()), 2.0**power), make([master], 2.0**power)
         batches = [(torch.randn(64, 32, dtype=dtype), torch.randn(64, 32, dtype=dtype)) for _ in range(20)]
 
-        def run() -> None:
+        with recording() as traces:
             for x, y in batches:
                 low.zero_grad()
                 nn.functional.mse_loss(model(x), y).backward()
                 low.step()
 
-        trace = recorded(run)
         for x, y in batches:
             high.zero_grad()
             nn.functional.mse_loss(nn.functional.linear(x, master.to(dtype)), y).backward()
             high.step()
-        updates = [number.values for _, number in measures.numbers(trace, "lost_updates")]
+        updates = [number.values for _, number in measures.numbers(traces[0], "lost_updates")]
         share = sum(v["lost"] for v in updates) / max(1, sum(v["updates"] for v in updates))
         moved, meant = model.weight.detach().float() - start, (master - start).detach()
         yield Case(f"{name} {dtype} 2^{power}", share, ((moved - meant).norm() / meant.norm()).item() > 0.5)
@@ -144,7 +147,7 @@ def timelines() -> Iterator[Case]:
         weight = nn.Parameter(torch.ones(1))
         skipped: list[bool] = []
 
-        def run() -> None:
+        with recording() as traces:
             optimizer = torch.optim.SGD([weight], lr=0.0)
             scaler = torch.amp.GradScaler("cpu", growth_interval=interval)
             for step in range(120):
@@ -157,8 +160,7 @@ def timelines() -> Iterator[Case]:
                 scaler.step(optimizer)
                 scaler.update(65536.0 if fixed else None)
 
-        trace = recorded(run)
-        found = list(measures.unstable_scale(trace, rule, detector))
+        found = list(measures.unstable_scale(traces[0], rule, detector))
         bad = sum(skipped[20:]) / 100 - 1 / interval > 0.1
         yield Case(f"fits {fits:g} rate {rate} interval {interval} fixed {fixed}", float(bool(found)), bad)
 

@@ -369,9 +369,9 @@ def test_clearing_between_backward_and_step_is_remembered_for_one_iteration() ->
 def test_unresolved_owners_mean_the_only_live_one_else_unknown() -> None:
     clip = Event(Kind.CLIP, owners=None)
     one = run([optimizer_new("a", "m1"), optimizer_new("b", "m2"), backward(True, "m1"), clip])[-1]
-    two = run(
-        [optimizer_new("a", "m1"), optimizer_new("b", "m2"), backward(True, "m1"), backward(False, "m2"), clip]
-    )[-1]
+    two = run([optimizer_new("a", "m1"), optimizer_new("b", "m2"), backward(True, "m1"), backward(False, "m2"), clip])[
+        -1
+    ]
     assert (one["gradients"], one["assumed"]) == ("scaled", True)
     assert two["gradients"] == "unknown"
 

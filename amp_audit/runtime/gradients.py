@@ -91,14 +91,15 @@ class Gradients:
         return grad
 
     def _clip(self, original: Call) -> Call:
-        def clip(parameters: Any, limit: Any, *args: Any, **kwargs: Any) -> Any:
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._teller.on():
-                return original(parameters, limit, *args, **kwargs)
+                return original(parameters, *args, **kwargs)
             parameters, listed = _listed(parameters)
+            limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
             owners: tuple[Owner, ...] | None = None
             with self._teller.quiet(original.__name__):
                 owners = self._note_clip(listed, limit)
-            result = original(parameters, limit, *args, **kwargs)
+            result = original(parameters, *args, **kwargs)
             with self._teller.quiet(original.__name__):
                 for owner in owners or ():
                     owner.look()
@@ -106,14 +107,7 @@ class Gradients:
                     self._note_norm(result, limit)
             return result
 
-        # The second argument has another name in each of the two functions and may be given by it.
-        def by_name(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            if args:
-                return clip(parameters, *args, **kwargs)
-            name = "max_norm" if "max_norm" in kwargs else "clip_value"
-            return clip(parameters, kwargs.pop(name), **kwargs) if name in kwargs else original(parameters, **kwargs)
-
-        return by_name
+        return clip
 
     def _note_clip(self, parameters: list[torch.Tensor], limit: Any) -> tuple[Owner, ...] | None:
         owners = self._teller.concerned(parameters)
