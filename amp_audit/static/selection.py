@@ -46,21 +46,32 @@ def triggers(book: Rulebook) -> re.Pattern[bytes]:
     return re.compile(_VOCABULARY + extra)
 
 
-def root_of(path: str) -> str:
-    """The folder that bounds the project of a file: the checkout it lies in, else where its build file lies, else the
-    working directory when the file is below it, else its own folder."""
+def root_of(path: str, searched: Sequence[str] = ()) -> str:
+    """The folder that bounds the project of a file: the checkout it lies in; else the outermost of the ``searched``
+    folders (absolute) it was found in; else where its build file lies; else the working directory or its own folder."""
     own = os.path.dirname(os.path.abspath(path))
-    for markers in ((".git",), ("pyproject.toml", "setup.py", "setup.cfg")):
-        folder = own
-        while True:
-            if any(os.path.exists(os.path.join(folder, marker)) for marker in markers):
-                return folder
-            parent = os.path.dirname(folder)
-            if parent == folder:
-                break
-            folder = parent
+    checkout = _with_marker(own, (".git",))
+    if checkout is not None:
+        return checkout
+    around = [folder for folder in searched if _is_below(own, folder)]
+    if around:
+        return min(around, key=len)
     here = os.getcwd()
-    return here if own == here or own.startswith(here + os.sep) else own
+    return _with_marker(own, ("pyproject.toml", "setup.py", "setup.cfg")) or (here if _is_below(own, here) else own)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _with_marker(folder: str, markers: Sequence[str]) -> str | None:
+    while True:
+        if any(os.path.exists(os.path.join(folder, marker)) for marker in markers):
+            return folder
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return None
+        folder = parent
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from typing import Any
 from amp_audit.static.lowering import LoweringError, lower
 
 SUFFIXES = (".py", ".pyw", ".ipynb")
-STDIN = "-"
+STDIN = "<stdin>"
+"""What the standard input is called; on the command line it is ``-``."""
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "__pypackages__"})
 _GIT_TIMEOUT_S = 60
 
@@ -72,7 +73,7 @@ def find(paths: Sequence[str | Path], excluded: Callable[[str], bool] = lambda p
     """
     found: dict[str, str] = {}
     for path in map(str, paths):
-        if path == STDIN:
+        if path == "-":
             found.setdefault(STDIN, STDIN)
             continue
         for file in _files(path, excluded):
@@ -176,7 +177,7 @@ def _walk(folder: str, seen: set[str]) -> Iterator[str]:
 
 
 def read_bytes(path: str) -> bytes:
-    """Raises Unreadable. ``-`` is the standard input."""
+    """Raises Unreadable."""
     try:
         return sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
     except OSError as error:

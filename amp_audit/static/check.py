@@ -1,0 +1,170 @@
+"""The static half as a whole: paths -> findings, and what was covered."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from amp_audit.model import Coverage, Finding
+from amp_audit.rulebook import Rulebook
+from amp_audit.static import dtypes, paths
+from amp_audit.static.deep import with_deep_stack
+from amp_audit.static.findings import File, present, unreadable
+from amp_audit.static.loading import lower_all
+from amp_audit.static.lowering import LoweringError
+from amp_audit.static.project import Project
+from amp_audit.static.raw import RawFinding
+from amp_audit.static.selection import Selection, root_of, select, triggers
+from amp_audit.static.sources import STDIN, Source, Unreadable, decode, find
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Findings before settings are applied, worst first, and what was read."""
+
+    findings: tuple[Finding, ...]
+    coverage: Coverage
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``excluded`` says which files of a folder to leave out. ``follow``: findings in files that the given ones
+    import count too, as in the audit of a program. ``rules``: those in force (None: all). ``prefilter``: skip files
+    that cannot matter; without it the findings are the same and it takes longer."""
+
+    excluded: Callable[[str], bool] = lambda path: False
+    follow: bool = False
+    rules: frozenset[str] | None = None
+    prefilter: bool = True
+
+
+def check(given: Sequence[str | Path], book: Rulebook, options: Options | None = None) -> CheckResult:
+    """Read files and folders. Raises SourceError when a path does not exist or nothing there is Python.
+
+    A file that cannot be read or parsed is a finding (AMP001) and counts as failed; the others are still checked. An
+    error of a detector is a note, and what it was checking counts as failed.
+    """
+    chosen = options or Options()
+    files = find(given, chosen.excluded)
+    searched = [os.path.abspath(path) for path in given if os.path.isdir(path)]
+    return with_deep_stack(lambda: _check(_by_root(files, searched), book, chosen))
+
+
+def _check(groups: Mapping[str, Sequence[str]], book: Rulebook, options: Options) -> CheckResult:
+    pattern = triggers(book)
+    outcomes = []
+    for root, own in groups.items():
+        selection = select(own, root, pattern, prefilter=options.prefilter)
+        outcomes.append(_Outcome(selection, book, options))
+        outcomes[-1].run()
+    found = [finding for outcome in outcomes for finding in outcome.findings]
+    coverage = Coverage(
+        files_checked=sum(outcome.checked for outcome in outcomes),
+        files_skipped=sum(outcome.selection.skipped for outcome in outcomes),
+        files_failed=sum(len(outcome.failed) for outcome in outcomes),
+        notes=tuple(note for outcome in outcomes for note in outcome.notes),
+    )
+    return CheckResult(tuple(sorted(found, key=lambda finding: finding.sort_key)), coverage)
+
+
+def _by_root(files: Sequence[str], searched: Sequence[str]) -> dict[str, list[str]]:
+    """Files by the project they belong to: names are not resolved from one project into another."""
+    groups: dict[str, list[str]] = {}
+    roots: dict[str, str] = {}
+    for path in files:
+        folder = os.getcwd() if path == STDIN else os.path.dirname(os.path.abspath(path))
+        if folder not in roots:
+            roots[folder] = root_of(os.path.join(folder, "file"), searched)
+        groups.setdefault(roots[folder], []).append(path)
+    return groups
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """The check of one project, while it is made."""
+
+    selection: Selection
+    book: Rulebook
+    options: Options
+    checked: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        for path, error in self.selection.failed.items():
+            self._fail(path, error)
+        files = {file.source.path: file for file in self._files()}
+        if not files:
+            return
+        project = Project((file.module for file in files.values()), Path(self.selection.root))
+        rules = frozenset(self.book.rules) if self.options.rules is None else self.options.rules
+        asked = self._asked(files)
+        self.findings += present(self._raw(project), files, asked, self.book, rules)
+        self.checked = len(asked)
+
+    def _asked(self, files: dict[str, File]) -> frozenset[str]:
+        """The files whose findings are wanted."""
+        return frozenset(files if self.options.follow else files.keys() & self.selection.checked.keys())
+
+    def _files(self) -> Iterator[File]:
+        """The files that could be lowered; the others fail, unless nobody asked for them."""
+        sources = [*self._sources(self.selection.checked, True), *self._sources(self.selection.context, False)]
+        lowered = lower_all(sources)
+        for source in sources:
+            module = lowered[source.path]
+            if not isinstance(module, LoweringError):
+                yield File(source, module, self.selection.root)
+            elif source.path in self.selection.checked or self.options.follow:
+                cell, line = source.place(module.line)
+                self._fail(source.path, Unreadable(str(module), line, module.column, cell))
+
+    def _sources(self, data: dict[str, bytes], asked: bool) -> Iterator[Source]:
+        for path, content in data.items():
+            try:
+                source = decode(path, content)
+            except Unreadable as error:
+                if asked or self.options.follow:
+                    self._fail(path, error)
+                continue
+            for broken in source.broken:
+                self._fail(path, broken)
+            yield source
+
+    def _fail(self, path: str, error: Unreadable) -> None:
+        self.failed.add(path)
+        self.findings.append(unreadable(path, self.selection.root, error, self.book))
+
+    def _raw(self, project: Project) -> Iterator[RawFinding]:
+        """What the detectors find; one that fails costs its own findings, not those of the others."""
+        for name, detector in _DETECTORS.items():
+            try:
+                yield from detector(project, self.book, self.notes)
+            except Exception:
+                self.failed.add(f"{self.selection.root} ({name})")
+                self.notes.append(_internal(name, self.selection.root))
+
+
+def _internal(detector: str, root: str) -> str:
+    lines = traceback.format_exc().strip().splitlines()
+    place = next((line.strip() for line in reversed(lines) if line.strip().startswith("File ")), "")
+    return f"internal error in the {detector} of {root}: {lines[-1]} ({place}); please report it"
+
+
+def _paths(project: Project, book: Rulebook, notes: list[str]) -> list[RawFinding]:
+    found, unfinished = paths.find(project, book)
+    notes += unfinished
+    return found
+
+
+def _dtypes(project: Project, book: Rulebook, notes: list[str]) -> list[RawFinding]:
+    return dtypes.find(project, book)
+
+
+_DETECTORS: dict[str, Callable[[Project, Rulebook, list[str]], list[RawFinding]]] = {
+    "paths": _paths,
+    "dtypes": _dtypes,
+}

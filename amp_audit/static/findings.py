@@ -1,0 +1,185 @@
+"""Raw findings -> findings as reports show them: positions, steps, fingerprints, suppression."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+
+from amp_audit.model import Confidence, Evidence, Finding, Location, Related
+from amp_audit.rulebook import Rule, Rulebook
+from amp_audit.static import ir
+from amp_audit.static.lowering import Position, positions
+from amp_audit.static.raw import RawFinding, RawStep
+from amp_audit.static.sources import Source, Unreadable
+from amp_audit.static.suppress import Directive, Spot, directives, silenced
+from amp_audit.static.traverse import bodies
+
+UNREADABLE = "AMP001"
+UNUSED = "AMP002"
+
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
+    r"|(?P<gap>#[^\n]*|\s+|\\\r?\n)|\w+|[^\w\s]",
+    re.S,
+)
+
+
+class File:
+    """One lowered file, with what findings in it need; positions are computed when first asked for."""
+
+    def __init__(self, source: Source, module: ir.Module, root: str) -> None:
+        self.source = source
+        self.module = module
+        self.inside = os.path.relpath(os.path.abspath(source.path), root).replace(os.sep, "/")
+
+    @cached_property
+    def _positions(self) -> Callable[[int], Position]:
+        return positions(self.source.text)
+
+    def position(self, at: int) -> Position:
+        """Where an ordinal stands in the text."""
+        return self._positions(at)
+
+    def location(self, at: int) -> Location:
+        """Where an ordinal stands in the file, or in a cell of the notebook."""
+        place = self._positions(at)
+        cell, line = self.source.place(place.line)
+        _, end_line = self.source.place(place.end_line)
+        return Location(self.source.path, line, place.column, end_line, place.end_column, cell)
+
+    @cached_property
+    def _statements(self) -> tuple[list[int], list[str]]:
+        """The ordinals of all statements, ascending, and the qualified name of the definition each lies in."""
+        found = sorted(_statements(self.module.body, ""))
+        return [at for at, _ in found], [name for _, name in found]
+
+    def statement(self, at: int) -> tuple[str, str]:
+        """The qualified name of the definition around an ordinal, and the text of the statement that holds it."""
+        ordinals, names = self._statements
+        index = max(0, bisect_right(ordinals, at) - 1)
+        return names[index], self.text(self.position(ordinals[index]))
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        return re.split(r"\r\n|\r|\n", self.source.text)
+
+    def text(self, place: Position) -> str:
+        """The source of a range."""
+        lines = self._lines[place.line - 1 : place.end_line]
+        lines[-1] = lines[-1][: place.end_column - 1]
+        lines[0] = lines[0][place.column - 1 :]
+        return "\n".join(lines)
+
+
+def _statements(body: Iterable[ir.Stmt], inside: str) -> Iterable[tuple[int, str]]:
+    for node in body:
+        yield node.at, inside
+        if isinstance(node, (ir.Function, ir.Class)):
+            yield from _statements(node.body, node.qualname)
+        elif isinstance(node, ir.Try):
+            yield from ((handler.at, inside) for handler in node.handlers)
+        for inner in bodies(node):
+            yield from _statements(inner, inside)
+
+
+def tokens(text: str) -> str:
+    """The tokens of a piece of source, without comments and white space: the same for every layout of it."""
+    return " ".join(match.group() for match in _TOKEN.finditer(text) if match.group("gap") is None)
+
+
+def present(
+    raws: Iterable[RawFinding], files: Mapping[str, File], asked: frozenset[str], book: Rulebook, run: frozenset[str]
+) -> list[Finding]:
+    """Findings in the files ``asked`` for, without those that comments silence, with AMP002 for idle comments.
+
+    ``run`` are the rules in force: a comment that silences another one may be of use elsewhere.
+    """
+    by_path: dict[str, list[RawFinding]] = {path: [] for path in files if path in asked}
+    for raw in _unique(raws):
+        if raw.path in by_path:
+            by_path[raw.path].append(raw)
+    return [one for path, own in by_path.items() for one in _of_file(files[path], own, files, book, run)]
+
+
+def _unique(raws: Iterable[RawFinding]) -> list[RawFinding]:
+    """One finding per (rule, place): the surest."""
+    kept: dict[tuple[str, str, int], RawFinding] = {}
+    for raw in raws:
+        if raw.key not in kept or raw.confidence > kept[raw.key].confidence:
+            kept[raw.key] = raw
+    return list(kept.values())
+
+
+def _of_file(
+    file: File, raws: list[RawFinding], files: Mapping[str, File], book: Rulebook, run: frozenset[str]
+) -> list[Finding]:
+    raws = sorted(raws, key=lambda raw: (raw.at, raw.rule.id))
+    spots = [Spot(raw.rule.id, place.line, place.end_line) for raw in raws for place in (file.position(raw.at),)]
+    flags, idle = silenced(spots, directives(file.source.text, book))
+    seen: Counter[tuple[str, str, str]] = Counter()
+    found = []
+    for raw, is_silenced in zip(raws, flags):
+        name, text = file.statement(raw.at)
+        same = (raw.rule.id, name, tokens(text))
+        seen[same] += 1
+        if not is_silenced:
+            found.append(_finding(raw, file, files, fingerprint(file.inside, *same, seen[same] - 1)))
+    if UNUSED in book.rules and UNUSED in run:
+        found += [_idle(directive, file, book) for directive in idle if directive.rule is None or directive.rule in run]
+    return found
+
+
+def fingerprint(path: str, rule: str, qualname: str, statement: str, ordinal: int) -> str:
+    """What a finding is known by when lines move: ``path`` from the project root, ``statement`` as tokens."""
+    return hashlib.sha256("\0".join((rule, path, qualname, statement, str(ordinal))).encode()).hexdigest()
+
+
+def _finding(raw: RawFinding, file: File, files: Mapping[str, File], mark: str) -> Finding:
+    steps = [(step, files[step.path].location(step.at)) for step in raw.related if step.path in files]
+    return Finding(
+        rule=raw.rule.id,
+        name=raw.rule.name,
+        severity=raw.rule.severity if raw.severity is None else raw.severity,
+        confidence=raw.confidence,
+        message=raw.message or raw.rule.summary,
+        location=file.location(raw.at),
+        fingerprint=mark,
+        related=tuple(Related(place, _text(step)) for step, place in steps),
+        evidence=tuple(
+            Evidence("static", "step", step.text, place.path, place.line) for step, place in steps if step.rule is None
+        ),
+    )
+
+
+def _text(step: RawStep) -> str:
+    return step.text if step.rule is None else f"{step.rule}: {step.text}"
+
+
+def _idle(directive: Directive, file: File, book: Rulebook) -> Finding:
+    rule = book[UNUSED]
+    cell, line = file.source.place(directive.line)
+    place = Location(file.source.path, line, directive.column, line, directive.end_column, cell)
+    message = (
+        f"nothing for {directive.word} to ignore here"
+        if directive.rule is not None
+        else f"`{directive.word}` names no rule: write `# amp-audit: ignore[AMP202] reason`"
+    )
+    mark = fingerprint(file.inside, UNUSED, "", directive.word, directive.line)
+    return _tool_finding(rule, message, place, mark)
+
+
+def unreadable(path: str, root: str, error: Unreadable, book: Rulebook) -> Finding:
+    """AMP001 for a file, or a cell of a notebook, of which nothing is known."""
+    inside = os.path.relpath(os.path.abspath(path), root).replace(os.sep, "/")
+    place = Location(path, error.line, error.column, cell=error.cell)
+    mark = fingerprint(inside, UNREADABLE, "", str(error.cell), 0)
+    return _tool_finding(book[UNREADABLE], str(error), place, mark)
+
+
+def _tool_finding(rule: Rule, message: str, place: Location, mark: str) -> Finding:
+    return Finding(rule.id, rule.name, rule.severity, Confidence.HIGH, message, place, fingerprint=mark)
