@@ -6,6 +6,7 @@ path through the code, the runtime half with the one trail of what happened.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -144,21 +145,42 @@ def _spot(detector: Detector, trail: Trail[P], state: State) -> Trail[P] | None:
 
 
 def _steps(trail: Trail[P], spot: Trail[P]) -> tuple[tuple[P, str], ...]:
-    """What to show of the path: this iteration's protocol events, the place of the finding, and the last event."""
+    """What to show of the path: what happened since the last iteration to what the finding speaks of, up to its end."""
     regional = trail.event.kind in _REGIONAL or spot.event.kind in _REGIONAL or spot.event.region is not None
     told = _TOLD | _REGIONAL if regional else _TOLD
+    recent = list(itertools.takewhile(lambda step: step.iteration >= trail.iteration - 1, trail.back()))
+    strangers = _strangers(recent, trail.event, spot.event)
     shown: list[Trail[P]] = []
     seen: set[tuple[Kind, object]] = set()
-    for step in trail.back():
-        if step.iteration < trail.iteration - 1 or len(shown) >= 12:
+    for step in recent:
+        if len(shown) >= 12:
             break
         key = (step.event.kind, step.place)
-        if step is trail or step is spot or (step.event.kind in told and key not in seen):
+        fits = step.event.kind in told and key not in seen and strangers.isdisjoint(_identities(step.event))
+        if step is trail or step is spot or fits:
             seen.add(key)
             shown.append(step)
     if spot not in shown:
         shown.append(spot)
     return tuple((step.place, phrase(step.event)) for step in reversed(shown))
+
+
+def _identities(event: Event) -> set[Id]:
+    own = (event.scaler, event.optimizer, *(event.owners or ()))
+    return {identity for identity in own if identity is not None}
+
+
+def _strangers(recent: Sequence[Trail[P]], *about: Event) -> set[Id]:
+    """Identities of recent events that no event ties to those of ``about``: another model's optimizer, say."""
+    groups = [_identities(step.event) for step in recent]
+    known = set().union(*(_identities(event) for event in about))
+    if not known:
+        return set()
+    while True:
+        joined = known.union(*(group for group in groups if group & known))
+        if joined == known:
+            return set().union(*groups) - known
+        known = joined
 
 
 def phrase(event: Event) -> str:
