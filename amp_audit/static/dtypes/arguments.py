@@ -188,7 +188,8 @@ def new_tensor(args: Sequence[Value], named: Named) -> Value:
     literals = [value for arg in args[:1] for value in flat(arg)]
     if literals and all(isinstance(value, Const) for value in literals):
         floats = any(isinstance(value.value, float) for value in literals if isinstance(value, Const))
-        return Tensor(FLOAT32 if floats else frozenset({"int"}))
+        one = isinstance(args[0], Const)
+        return Tensor(FLOAT32 if floats else frozenset({"int"}), scalar=one)
     found = as_tensor(args[0]) if args and isinstance(args[0], Tensor) else None
     return found or Tensor()
 

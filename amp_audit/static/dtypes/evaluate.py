@@ -125,7 +125,7 @@ class Evaluation(Models):
             for number, item in enumerate(target.items):
                 self.bind(item, _part(value, number, target), at)
         elif isinstance(target, ir.Starred):
-            self.bind(target.value, Many(element(value)), at)
+            self.bind(target.value, value, at)
         elif isinstance(target, ir.Subscript):
             self._set_item(target, value, at)
 
@@ -299,6 +299,8 @@ class Evaluation(Models):
             return found or (reduce(join, (value for _, value in base.items)) if base.items else NOTHING)
         parts = base.parts if isinstance(base, Layer) else base.items if isinstance(base, Items) else None
         if parts is not None and isinstance(index, Const) and isinstance(index.value, int):
+            if any(isinstance(part, Many) for part in parts):  # any number of items
+                return NOTHING
             return parts[index.value] if -len(parts) <= index.value < len(parts) else NOTHING
         if isinstance(base, (Items, Many)):
             return Many(element(base)) if isinstance(node, ir.Slice) else element(base)
@@ -369,7 +371,6 @@ class Evaluation(Models):
 
     def _eval_sequence(self, node: ir.Sequence) -> Value:
         items: list[Value] = []
-        several = False
         for item in node.items:
             if not isinstance(item, ir.Starred):
                 items.append(self.eval(item))
@@ -378,9 +379,8 @@ class Evaluation(Models):
             if isinstance(value, Items):
                 items.extend(value.items)
             else:
-                several = several or not isinstance(value, Params)
-                items.append(value if isinstance(value, Params) else element(value))
-        return Many(reduce(join, items)) if several and items else Items(tuple(items))
+                items.append(value if isinstance(value, (Params, Many)) else element(value))
+        return Items(tuple(items))
 
     def _eval_mapping(self, node: ir.Mapping) -> Value:
         table = Table(())
@@ -497,12 +497,20 @@ def has_decorator(function: ir.Function, decorator: str) -> bool:
 
 
 def _part(value: Value, number: int, target: ir.Sequence) -> Value:
-    starred = any(isinstance(item, ir.Starred) for item in target.items)
-    if isinstance(value, Items) and len(value.items) == len(target.items) and not starred:
-        return value.items[number]
+    """What unpacking gives the target of this number; for a starred one the items it takes."""
+    star = next((n for n, item in enumerate(target.items) if isinstance(item, ir.Starred)), None)
     if isinstance(value, Either):
         return reduce(join, (_part(option, number, target) for option in value.options))
-    return element(value)
+    if not isinstance(value, Items):
+        return element(value)
+    extra = len(value.items) - len(target.items)
+    if star is None:
+        return value.items[number] if extra == 0 else element(value)
+    if extra < -1:
+        return NOTHING
+    if number == star:
+        return Items(value.items[star : star + extra + 1])
+    return value.items[number if number < star else number + extra]
 
 
 def extended(before: Items | Many, added: Value) -> Value:

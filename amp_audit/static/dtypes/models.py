@@ -97,6 +97,8 @@ class Models(Operations):
         if name == "backward":
             self._trained(None)
             return NOTHING
+        if isinstance(base, Opaque) and self.libraries.get(base.id, "").startswith(KEEPS_MASTER_WEIGHTS):
+            self._managed(args, named)
         if isinstance(base, _MODEL_KINDS):
             found = self._of_model(base, name, args, named, at)
             if found is not None:
@@ -191,13 +193,16 @@ class Models(Operations):
         if dotted in _TRANSPARENT and args:
             return args[0]
         if dotted.startswith(KEEPS_MASTER_WEIGHTS):
-            for value in (*args, *named.values()):
-                self.record.managed.update(_models(value))
+            self._managed(args, named)
         if last in ("finfo", "iinfo"):
             return finfo(args, named)
         if dotted == "copy.deepcopy":
             return Opaque((self.path, at)) if args and isinstance(args[0], _MODEL_KINDS) else (args or [NOTHING])[0]
         return self._function(dotted, last, args, named, at)
+
+    def _managed(self, args: Sequence[Value], named: Named) -> None:
+        for value in (*args, *named.values()):
+            self.record.managed.update(_models(value))
 
     def _function(self, dotted: str, last: str, args: Sequence[Value], named: Named, at: int) -> Value:
         if dotted.startswith("math."):
@@ -211,6 +216,7 @@ class Models(Operations):
             told = told_dtype(named)
             if told is not None and isinstance(option, _MODEL_KINDS) and not told.dtypes & HALVES:
                 self._cast(option, told, at)
+        self.libraries[self.path, at] = dotted
         return self._born(Opaque((self.path, at), last), named, at)
 
     def _born(self, model: Layer | Opaque, named: Named, at: int) -> Value:

@@ -42,6 +42,7 @@ class Operations:
         self.casts: dict[Hashable, frozenset[Cast]] = {}
         self.heap: dict[Hashable, dict[str, Value]] = {}
         self.optimizers: dict[Hashable, Params] = {}
+        self.libraries: dict[Hashable, str] = {}  # what an object of unknown kind was made by
         self.pending: dict[Training, None] = {}
         self.muted = 0
         self.path = ""
@@ -76,7 +77,8 @@ class Operations:
         if not result.dtypes & HALVES or effect in ("like", "factory"):
             by = ""
         assumed = any(t.assumed for t in tensors) or bool(region and region.assumed and effect == "listed")
-        result = Tensor(result.dtypes, by, assumed or result.assumed)
+        scalar = _is_scalar(name, effect, tensors, args, named)
+        result = Tensor(result.dtypes, by, assumed or result.assumed, scalar)
         self._use(op, result, numbers, at)
         return self._shaped(op, name, effect, result, named)
 
@@ -172,8 +174,6 @@ class Operations:
         if layer.op == "embedding":
             return weighted[0]
         inputs = list(args[:2] if layer.op.endswith(("loss", "entropy", "logits")) else args[:1])
-        if layer.op == "batch_norm":
-            weighted = []
         return self.apply(layer.op, [*inputs, *weighted], {}, at)
 
     def _through(self, part: Value, value: Value, at: int) -> Value:
@@ -225,10 +225,29 @@ class Operations:
         self.record.live_modules.setdefault(self.path, set()).add(region)
 
 
+def _widest(tensors: Sequence[Tensor]) -> Dtypes:
+    """Type promotion, in which tensors without dimensions only count if none of the others is a float."""
+    sized = [tensor.dtypes for tensor in tensors if not tensor.scalar]
+    if sized and not promote(sized) <= {"int", "bool"}:
+        return promote(sized)
+    return promote(tensor.dtypes for tensor in tensors)
+
+
+def _is_scalar(name: str, effect: str | None, tensors: Sequence[Tensor], args: Sequence[Value], named: Named) -> bool:
+    """Whether an op surely returns a tensor without dimensions."""
+    if name in surface.REDUCTIONS:
+        return len(args) + len(named) == 1
+    if name in surface.LOSSES:
+        reduction = named.get("reduction", Const.of("mean"))
+        return isinstance(reduction, Const) and reduction.value != "none"
+    kept = effect in ("same", "promote", "listed", "bool") and name not in surface.RESHAPING
+    return kept and bool(tensors) and all(tensor.scalar for tensor in tensors)
+
+
 def _promoted(
     name: str, tensors: list[Tensor], args: Sequence[Value], numbers: tuple[tuple[str, Const], ...]
 ) -> Dtypes:
-    own = promote(tensor.dtypes for tensor in tensors)
+    own = _widest(tensors)
     if own <= {"int", "bool"}:
         floats = name == "div" or any(isinstance(arg, Const) and isinstance(arg.value, float) for arg in args)
         unknown = any(isinstance(arg, Opaque) and arg.number for arg in args)

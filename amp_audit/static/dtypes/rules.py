@@ -8,6 +8,7 @@ detectors are held against the ops that were met on the way.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.traverse import statements
 
 _PRECISION_WORDS = frozenset({"autocast", "half", "bfloat16", "float16", "custom_fwd"})
+_IMPORTING_WORDS = frozenset({"importlib", "import_module", "__import__"})
 _TRAINING_WORDS = frozenset({"optim", "optimizer", "backward"})
 
 
@@ -95,7 +97,7 @@ def _training_region(walk: Walk) -> Region | None:
 
 
 def _reached(project: Project, live: Mapping[str, object]) -> set[str]:
-    """The modules that belong to the programs which enter a region: what those import, and their own package."""
+    """The modules of the programs that enter a region: what they import, their own packages, what they load by name."""
     imports = {path: set(_imports(project, module)) for path, module in project.modules.items()}
     programs = set(live)
     while True:
@@ -108,13 +110,24 @@ def _reached(project: Project, live: Mapping[str, object]) -> set[str]:
         for path in imports.get(todo.pop(), set()) - programs:
             programs.add(path)
             todo.append(path)
-    packages = {project.name(project.modules[path]).partition(".")[0] for path in live if path in project.modules}
-    packaged = {
-        path
-        for path, module in project.modules.items()
-        if "." in project.name(module) and project.name(module).partition(".")[0] in packages
-    }
-    return programs | packaged
+    return programs | _importable(project, live) | _loaded_by_name(project, programs)
+
+
+def _importable(project: Project, live: Mapping[str, object]) -> set[str]:
+    """The modules of the packages in which a region is entered."""
+    names = {path: project.name(module) for path, module in project.modules.items()}
+    packages = {names[path].partition(".")[0] for path in live if path in names}
+    return {path for path, name in names.items() if "." in name and name.partition(".")[0] in packages}
+
+
+def _loaded_by_name(project: Project, programs: Iterable[str]) -> set[str]:
+    """What lies beside and below a program that imports by a name it computes: any of it may be what it loads."""
+    folders = tuple(
+        f"{os.path.dirname(path)}{os.sep}"
+        for path in programs
+        if path in project.modules and _IMPORTING_WORDS & project.modules[path].words
+    )
+    return {path for path in project.modules if folders and path.startswith(folders)}
 
 
 def _imports(project: Project, module: ir.Module) -> Iterator[str]:

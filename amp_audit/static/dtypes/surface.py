@@ -100,6 +100,37 @@ DECIDED_BY_ON_CPU: Mapping[str, str] = {
 }
 """Where CPU autocast lists another op of the same composite, or only the op inside it."""
 
+REDUCTIONS = frozenset(
+    ["mean", "sum", "prod", "std", "var", "norm", "max", "min", "median", "nanmean", "nansum", "dist", "trace"]
+)
+"""Ops that return a tensor without dimensions if they are given nothing but a tensor."""
+
+LOSSES = frozenset(
+    {
+        *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "ctc_loss"),
+        *("binary_cross_entropy", "binary_cross_entropy_with_logits", "margin_ranking_loss", "poisson_nll_loss"),
+        *("cosine_embedding_loss", "triplet_margin_loss", "soft_margin_loss", "hinge_embedding_loss"),
+    }
+)
+"""Ops that return a tensor without dimensions unless ``reduction`` is ``"none"``."""
+
+RESHAPING = frozenset(
+    [
+        "expand",
+        "expand_as",
+        "repeat",
+        "view",
+        "reshape",
+        "unsqueeze",
+        "tile",
+        "broadcast_to",
+        "flatten",
+        "stack",
+        "outer",
+    ]
+)
+"""Ops that may give dimensions to a tensor that has none."""
+
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "masked_fill": ("mask", "value"),
     "fill": ("value",),
@@ -234,7 +265,7 @@ WEIGHTED = frozenset(
     {
         *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
         *("bilinear", "embedding", "prelu", "lstm_cell", "gru_cell", "lstm", "gru", "rnn"),
-        *("multi_head_attention_forward", "layer_norm", "group_norm", "rms_norm", "batch_norm"),
+        *("multi_head_attention_forward", "rms_norm"),
     }
 )
 """Layers whose parameters take part in the dtype of the result."""

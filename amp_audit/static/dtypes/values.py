@@ -44,11 +44,14 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """``by``: the op that gave it its dtype, for messages. ``assumed``: its dtype rests on an assumption."""
+    """``by``: the op that gave it its dtype, for messages. ``assumed``: its dtype rests on an assumption. ``scalar``:
+    it is known to have no dimension, and so does not widen the dtype of tensors that have.
+    """
 
     dtypes: Dtypes = ANY
     by: str = ""
     assumed: bool = False
+    scalar: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Const:
         try:
             return float(self.value)
         except OverflowError:
-            return math.copysign(math.inf, self.value)
+            return math.inf if self.value > 0 else -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +289,7 @@ def join(one: Value, two: Value) -> Value:
         return one
     if isinstance(one, Tensor) and isinstance(two, Tensor):
         by = one.by if one.by == two.by else one.by or two.by
-        return Tensor(one.dtypes | two.dtypes, by, one.assumed or two.assumed)
+        return Tensor(one.dtypes | two.dtypes, by, one.assumed or two.assumed, one.scalar and two.scalar)
     if isinstance(one, Items) and isinstance(two, Items) and len(one.items) == len(two.items):
         return Items(tuple(map(join, one.items, two.items)))
     if isinstance(one, DType) and isinstance(two, DType):
@@ -305,11 +308,9 @@ def _either(one: Value, two: Value) -> Value:
     for value in (*options(one), *options(two)):
         if value not in merged:
             merged.append(value)
-    tensors = [value for value in merged if isinstance(value, Tensor)]
+    tensors: list[Value] = [value for value in merged if isinstance(value, Tensor)]
     if len(tensors) > 1:
-        whole = tensors[0]
-        for other in tensors[1:]:
-            whole = Tensor(whole.dtypes | other.dtypes, whole.by or other.by, whole.assumed or other.assumed)
+        whole = reduce(join, tensors)
         merged = [whole, *(value for value in merged if not isinstance(value, Tensor))]
     return merged[0] if len(merged) == 1 else Either(frozenset(merged)) if len(merged) <= _MAX_OPTIONS else NOTHING
 

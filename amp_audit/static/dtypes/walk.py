@@ -21,12 +21,16 @@ from amp_audit.static.dtypes.values import (
     Const,
     Func,
     Items,
+    Layer,
     Many,
+    Object,
     Region,
     Tensor,
     Type,
     Value,
+    element,
     join,
+    options,
 )
 from amp_audit.static.traverse import walk
 
@@ -165,7 +169,9 @@ class Walk(Calls):
                 self.frame.env[name] = self.of_binding(self.project.imported(self.frame.module, target), name)
 
     def _on_function(self, node: ir.Function) -> None:
-        self.frame.env[node.name] = Func(self.frame.module, node, None, self.frame.env, self.frame.cls)
+        frame = self.frame
+        around = None if frame.env is self.modules.get(frame.module.path) else frame.env
+        frame.env[node.name] = Func(frame.module, node, None, around, frame.cls)
 
     def _on_class(self, node: ir.Class) -> None:
         self.frame.env[node.name] = Type(project.ClassRef(self.frame.module, node))
@@ -205,9 +211,11 @@ class Walk(Calls):
         return False
 
     def _on_for(self, node: ir.For) -> None:
-        item = self._iterated(node.iterable)
-        for _ in range(2):
-            self._once(lambda: self.bind(node.target, item, node.at), node.body)
+        iterated = self.eval(node.iterable)
+        item = reduce(join, map(element, options(iterated)))
+        surely = _runs(iterated, item)
+        for number in range(2):
+            self._once(lambda: self.bind(node.target, item, node.at), node.body, surely and number == 0)
         self.block(node.orelse)
 
     def _on_while(self, node: ir.While) -> None:
@@ -215,12 +223,12 @@ class Walk(Calls):
             self._once(lambda: self.eval(node.test), node.body)
         self.block(node.orelse)
 
-    def _once(self, prepare: Callable[[], object], body: Sequence[ir.Stmt]) -> None:
-        """One round of a loop that may also not be run."""
+    def _once(self, prepare: Callable[[], object], body: Sequence[ir.Stmt], surely: bool = False) -> None:
+        """One round of a loop, which may also not be run."""
         before, casts = dict(self.frame.env), dict(self.casts)
         prepare()
-        if not self.block(body):
-            pass
+        if not self.block(body) and surely:
+            return
         env = _joined(before, self.frame.env)
         self.frame.env.clear()
         self.frame.env.update(env)
@@ -266,6 +274,15 @@ class Walk(Calls):
         self.eval(node.subject)
         arms: list[tuple[Sequence[ir.Stmt], bool]] = [(case[3], True) for case in node.cases]
         return self._fork([*arms, ((), True)])
+
+
+def _runs(iterated: Value, item: Value) -> bool:
+    """Whether a loop is run at least once: over items that are there, or over the layers of a model."""
+    if isinstance(iterated, Items):
+        return bool(iterated.items)
+    if isinstance(item, Items) and item.items:
+        item = item.items[-1]
+    return all(isinstance(option, (Layer, Object)) for option in options(item))
 
 
 def _joined(one: dict[str, Value], two: dict[str, Value]) -> dict[str, Value]:
