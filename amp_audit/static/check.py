@@ -10,9 +10,9 @@ from pathlib import Path
 
 from amp_audit.model import Coverage, Finding
 from amp_audit.rulebook import Rulebook
-from amp_audit.static import dtypes, paths
+from amp_audit.static import dtypes, paths, patterns
 from amp_audit.static.deep import with_deep_stack
-from amp_audit.static.findings import File, present, unreadable
+from amp_audit.static.findings import File, present, settle, unreadable
 from amp_audit.static.loading import lower_all
 from amp_audit.static.lowering import LoweringError
 from amp_audit.static.project import Project
@@ -138,20 +138,28 @@ class _Outcome:
         self.failed.add(path)
         self.findings.append(unreadable(path, self.selection.root, error, self.book))
 
-    def _raw(self, project: Project) -> Iterator[RawFinding]:
+    def _raw(self, project: Project) -> list[RawFinding]:
         """What the detectors find; one that fails costs its own findings, not those of the others."""
+        found = []
         for name, detector in _DETECTORS.items():
             try:
-                yield from detector(project, self.book, self.notes)
+                found.append(detector(project, self.book, self.notes))
             except Exception:
                 self.failed.add(f"{self.selection.root} ({name})")
                 self.notes.append(_internal(name, self.selection.root))
+        return settle(found)
 
 
 def _internal(detector: str, root: str) -> str:
     lines = traceback.format_exc().strip().splitlines()
     place = next((line.strip() for line in reversed(lines) if line.strip().startswith("File ")), "")
     return f"internal error in the {detector} of {root}: {lines[-1]} ({place}); please report it"
+
+
+def _patterns(project: Project, book: Rulebook, notes: list[str]) -> list[RawFinding]:
+    found, failures = patterns.find(project, book)
+    notes += failures
+    return found
 
 
 def _paths(project: Project, book: Rulebook, notes: list[str]) -> list[RawFinding]:
@@ -165,6 +173,7 @@ def _dtypes(project: Project, book: Rulebook, notes: list[str]) -> list[RawFindi
 
 
 _DETECTORS: dict[str, Callable[[Project, Rulebook, list[str]], list[RawFinding]]] = {
+    "patterns": _patterns,
     "paths": _paths,
     "dtypes": _dtypes,
 }

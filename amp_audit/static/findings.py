@@ -7,7 +7,8 @@ import os
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from amp_audit.model import Confidence, Evidence, Finding, Location, Related
@@ -104,6 +105,28 @@ def present(
         if raw.path in by_path:
             by_path[raw.path].append(raw)
     return [one for path, own in by_path.items() for one in _of_file(files[path], own, files, book, run)]
+
+
+def settle(groups: Sequence[Sequence[RawFinding]]) -> list[RawFinding]:
+    """The findings of several detectors as one list: a rule gives way to those it yields to, in the same file.
+
+    Within one detector's findings that is settled already, by what they speak of. The winner is told of the loser.
+    """
+    kept: list[RawFinding] = []
+    told: dict[int, list[RawStep]] = {}
+    winners = [raw for group in groups for raw in group]
+    for group in groups:
+        for raw in group:
+            better = next((w for w in winners if w.rule.id in raw.rule.yields_to and _beats(w, raw, group)), None)
+            if better is None:
+                kept.append(raw)
+            else:
+                told.setdefault(id(better), []).append(RawStep(raw.path, raw.at, raw.rule.summary, raw.rule.id))
+    return [replace(raw, related=(*raw.related, *told.get(id(raw), ()))) for raw in kept]
+
+
+def _beats(winner: RawFinding, loser: RawFinding, group: Sequence[RawFinding]) -> bool:
+    return winner.path == loser.path and not any(winner is own for own in group)
 
 
 def _unique(raws: Iterable[RawFinding]) -> list[RawFinding]:

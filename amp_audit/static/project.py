@@ -145,7 +145,7 @@ class Project:
     def lookup(self, module: ir.Module, name: str) -> Binding:
         """What a module-level name means, builtins included."""
         found = self._own(module, name)
-        if isinstance(found, Unknown) and name in _BUILTINS and name not in self._module_names(module).bound:
+        if isinstance(found, Unknown) and name in _BUILTINS and name not in self.names(module).bound:
             return External(f"builtins.{name}")
         return found
 
@@ -158,7 +158,7 @@ class Project:
             return UNKNOWN
         self._open.add(key)
         try:
-            names = self._module_names(module)
+            names = self.names(module)
             if name in names.bound:
                 found = self._choose(module, names, name)
             else:
@@ -168,7 +168,8 @@ class Project:
         self._found[key] = found
         return found
 
-    def _module_names(self, module: ir.Module) -> Names:
+    def names(self, module: ir.Module) -> Names:
+        """What the module's own code binds."""
         key = (module.path, -1)
         if key not in self._names:
             self._names[key] = collect(module.body)

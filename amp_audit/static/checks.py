@@ -1,0 +1,264 @@
+"""Checks that no declarative detector can say; each is named by its rule file, which gives the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from amp_audit.model import Confidence
+from amp_audit.rulebook import Detector, Rule
+from amp_audit.static import ir
+from amp_audit.static.origins import Origins, Where
+from amp_audit.static.project import Project
+from amp_audit.static.raw import RawFinding, RawStep
+from amp_audit.static.sites import inside
+from amp_audit.static.traverse import bodies, expressions, walk
+
+ACCELERATOR = ("accelerate.Accelerator",)
+_CUTS = frozenset(
+    ("detach", "item", "tolist", "numpy", "argmax", "size", "dim", "numel", "data", "device", "dtype", "shape", "ndim")
+)
+"""Methods and attributes of a tensor whose result has no graph."""
+
+_CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_norm")
+_UNSCALED = frozenset({"no", "bf16", "fp8"})
+
+
+def _spaces(module: ir.Module) -> Iterator[tuple[Where, Sequence[ir.Stmt]]]:
+    """Every body whose names belong together: the module's own, and that of each function, outer first."""
+    stack: list[tuple[Where, Sequence[ir.Stmt]]] = [(Where(module), module.body)]
+    while stack:
+        where, body = stack.pop()
+        if where.scope is not None or where.cls is None:
+            yield where, body
+        definitions = (node for node in _own(body) if isinstance(node, (ir.Function, ir.Class)))
+        stack.extend((inside(where, node), node.body) for node in definitions)
+
+
+def _own(body: Iterable[ir.Stmt]) -> Iterator[ir.Stmt]:
+    for node in body:
+        yield node
+        for inner in bodies(node):
+            yield from _own(inner)
+
+
+def _calls(body: Iterable[ir.Stmt]) -> Iterator[ir.Call]:
+    """The calls in a body, outside nested definitions."""
+    for node in _own(body):
+        if not isinstance(node, (ir.Function, ir.Class)):
+            for expression in expressions(node):
+                yield from (part for part in walk(expression) if isinstance(part, ir.Call))
+
+
+# AMP108: SAM and its relatives
+
+
+def sam_under_scaler(
+    rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
+) -> Iterator[RawFinding]:
+    """``optimizer.first_step()`` after ``scaler.scale(loss).backward()``, where nothing unscales by hand."""
+    if "first_step" not in module.words:
+        return
+    for where, body in _spaces(module):
+        calls = [call for call in _calls(body) if isinstance(call.func, ir.Attr)]
+        scaled = [
+            call.at
+            for call in calls
+            if _method(call) == "scale"
+            and isinstance(call.func, ir.Attr)
+            and origins.constructors(call.func.base, where)
+        ]
+        by_hand = any(_method(call) in ("unscale_", "get_scale") for call in calls)
+        for call in calls:
+            if _method(call) == "first_step" and not by_hand and any(at < call.at for at in scaled):
+                yield RawFinding(rule, module.path, call.at, detector.message, Confidence.MEDIUM)
+
+
+def _method(call: ir.Call) -> str:
+    return call.func.name if isinstance(call.func, ir.Attr) else ""
+
+
+# AMP803: Accelerate bypassed
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """What accelerators of a module prepare: the names, and attributes of ``self``, that hold it.
+
+    ``sure`` says whether loss scaling is on by a literal; otherwise it may be.
+    """
+
+    keys: set[tuple[object, str]] = field(default_factory=set)
+    sure: bool = True
+    steps: bool = False
+    at: int = 0
+
+
+def accelerate_bypassed(
+    rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
+) -> Iterator[RawFinding]:
+    """Raw backward or clip of what an Accelerator prepared, unless it is known not to scale."""
+    if "prepare" not in module.words:
+        return
+    spaces = list(_spaces(module))
+    prepared = _prepared(spaces, origins)
+    if not prepared.keys:
+        return
+    confidence = Confidence.HIGH if prepared.sure else Confidence.MEDIUM
+    assumed = "" if prepared.sure else " (if mixed_precision is fp16)"
+    for where, body in spaces:
+        for at, message in _bypasses(where, body, prepared, project, origins):
+            step = RawStep(module.path, prepared.at, "the accelerator prepares it here")
+            yield RawFinding(rule, module.path, at, message + assumed, confidence, related=(step,))
+
+
+def _prepared(spaces: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origins) -> _Prepared:
+    found = _Prepared()
+    for where, body in spaces:
+        for node in _own(body):
+            if (
+                not isinstance(node, ir.Assign)
+                or not isinstance(node.value, ir.Call)
+                or _method(node.value) != "prepare"
+            ):
+                continue
+            func = node.value.func
+            made = origins.constructors(func.base, where, ACCELERATOR) if isinstance(func, ir.Attr) else []
+            modes = [_precision(call, at, origins) for call, at in made]
+            if not made or any(mode in _UNSCALED for mode in modes):
+                continue
+            found.at = node.at
+            found.sure = found.sure and all(mode == "fp16" for mode in modes)
+            found.steps = found.steps or any(_accumulates(call) for call, _ in made)
+            found.keys |= {key for target in node.targets for key in _keys(target, where)}
+    return found
+
+
+def _precision(call: ir.Call, where: Where, origins: Origins) -> str | None:
+    """The literal ``mixed_precision`` of an Accelerator; None when it is decided elsewhere."""
+    given = next((arg.value for arg in call.args if arg.keyword == "mixed_precision"), None)
+    if given is None:
+        return None
+    values = {o.expr.value if isinstance(o.expr, ir.Const) else None for o in origins.of(given, where)}
+    only = values.pop() if len(values) == 1 else None
+    return only if isinstance(only, str) else None
+
+
+def _accumulates(call: ir.Call) -> bool:
+    for arg in call.args:
+        if arg.keyword in ("gradient_accumulation_steps", "gradient_accumulation_plugin"):
+            return not (isinstance(arg.value, ir.Const) and arg.value.value == 1)
+    return False
+
+
+def _keys(target: ir.Expr, where: Where) -> Iterator[tuple[object, str]]:
+    """What identifies a variable: the function (or module) that owns a name, the class that owns an attribute."""
+    if isinstance(target, (ir.Sequence)):
+        for item in target.items:
+            yield from _keys(item, where)
+    elif isinstance(target, ir.Name):
+        yield _owner(target.id, where), target.id
+    elif isinstance(target, ir.Attr) and Origins.is_self(target.base, where) and where.cls is not None:
+        yield where.cls, f"self.{target.name}"
+
+
+def _owner(name: str, where: Where) -> object:
+    scope = where.scope
+    while scope is not None and name not in scope.names.bound:
+        scope = scope.outer
+    return scope.function.at if scope is not None else None
+
+
+def _bypasses(
+    where: Where, body: Sequence[ir.Stmt], prepared: _Prepared, project: Project, origins: Origins
+) -> Iterator[tuple[int, str]]:
+    losses = _losses(where, body, prepared)
+    by_hand = any(_method(call) == "unscale_gradients" for call in _calls(body))
+    for call in _calls(body):
+        name = project.qualified(where.module, call.func, where.scope)
+        if _method(call) == "backward" and isinstance(call.func, ir.Attr):
+            if name is None and _depends(call.func.base, where, prepared, losses):
+                yield call.at, "backward past the accelerator: the loss is not scaled, yet the step unscales it"
+        elif name in _CLIPS and not by_hand and call.args and _has_prepared(call.args[0].value, where, prepared):
+            yield call.at, "torch's own clip sees gradients that still carry the accelerator's loss scale"
+    if prepared.steps:
+        yield from _unguarded_clips(body, where, origins, False)
+
+
+def _unguarded_clips(
+    body: Iterable[ir.Stmt], where: Where, origins: Origins, accumulating: bool
+) -> Iterator[tuple[int, str]]:
+    """``accelerator.clip_grad_norm_`` straight inside ``accumulate``, under no test: for every micro-batch."""
+    for node in body:
+        if isinstance(node, (ir.If, ir.Function, ir.Class)):
+            continue
+        parts = [part for expression in expressions(node) for part in walk(expression)]
+        calls = [part for part in parts if isinstance(part, ir.Call) and isinstance(part.func, ir.Attr)]
+        for call in calls if accumulating else ():
+            if _is_accelerator_clip(call, where, origins):
+                yield call.at, "clipping on every micro-batch unscales twice; test accelerator.sync_gradients first"
+        opens = isinstance(node, ir.With) and any(_method(call) == "accumulate" for call in calls)
+        for inner in bodies(node):
+            yield from _unguarded_clips(inner, where, origins, accumulating or opens)
+
+
+def _is_accelerator_clip(call: ir.Call, where: Where, origins: Origins) -> bool:
+    if not isinstance(call.func, ir.Attr) or call.func.name not in ("clip_grad_norm_", "clip_grad_value_"):
+        return False
+    return bool(origins.constructors(call.func.base, where, ACCELERATOR))
+
+
+def _losses(where: Where, body: Sequence[ir.Stmt], prepared: _Prepared) -> set[str]:
+    """The names in a body that carry the graph of a prepared model's output; two rounds, for loops."""
+    found: set[str] = set()
+    for _ in range(2):
+        for node in _own(body):
+            if isinstance(node, (ir.Assign, ir.Augment)) and _depends(node.value, where, prepared, found):
+                targets = node.targets if isinstance(node, ir.Assign) else (node.target,)
+                found |= {name for target in targets for name in _plain_names(target)}
+    return found
+
+
+def _plain_names(target: ir.Expr) -> Iterator[str]:
+    if isinstance(target, ir.Name):
+        yield target.id
+    elif isinstance(target, ir.Sequence):
+        for item in target.items:
+            yield from _plain_names(item)
+
+
+def _depends(expr: ir.Expr, where: Where, prepared: _Prepared, losses: set[str]) -> bool:
+    """Whether an expression is computed from the output of a prepared model, with its graph."""
+    if isinstance(expr, ir.Name):
+        return expr.id in losses
+    if isinstance(expr, ir.Call):
+        if isinstance(expr.func, ir.Attr) and expr.func.name in _CUTS:
+            return False
+        if _is_prepared(expr.func, where, prepared):
+            return True
+    if isinstance(expr, ir.Attr) and expr.name in _CUTS:
+        return False
+    return any(_depends(part, where, prepared, losses) for part in _inner(expr))
+
+
+def _inner(expr: ir.Expr) -> Sequence[ir.Expr]:
+    if isinstance(expr, ir.Call):
+        base = [expr.func.base] if isinstance(expr.func, ir.Attr) else []
+        return [*base, *(arg.value for arg in expr.args)]
+    if isinstance(expr, (ir.Attr, ir.Subscript)):
+        return [expr.base]
+    if isinstance(expr, ir.Binary):
+        return [expr.left, expr.right]
+    if isinstance(expr, ir.Unary):
+        return [expr.operand]
+    if isinstance(expr, ir.IfExp):
+        return [expr.body, expr.orelse]
+    return expr.items if isinstance(expr, ir.Sequence) else ()
+
+
+def _has_prepared(expr: ir.Expr, where: Where, prepared: _Prepared) -> bool:
+    return any(_is_prepared(part, where, prepared) for part in walk(expr))
+
+
+def _is_prepared(expr: ir.Expr, where: Where, prepared: _Prepared) -> bool:
+    return any(key in prepared.keys for key in _keys(expr, where))

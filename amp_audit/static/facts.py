@@ -1,0 +1,159 @@
+"""Facts of a call site, for the ``when`` conditions of ``call`` detectors; each is computed when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from amp_audit.static import ir
+from amp_audit.static.origins import Origins
+from amp_audit.static.project import Project
+from amp_audit.static.sites import Site
+from amp_audit.static.traverse import expressions, statements, walk
+
+_SUSPENDING_ON_PURPOSE = ("contextmanager", "fixture", "hookimpl", "hookwrapper")
+
+
+class Facts(Mapping[str, object]):
+    """The facts of one site.
+
+    ``gated``: whether only some versions of torch come here. ``bare``: a decorator without parentheses.
+    ``decorates``: function | class | generator | none. ``result``: dropped (nobody looks at it), unused (bound to a
+    name or attribute that nothing reads), used. ``applied_to``: what the result is called with: tensor | module |
+    other | none. ``suspends``: whether a generator yields inside the ``with`` that the call is the context of.
+    ``sure`` is False once a fact that was asked for rests on a name only.
+    """
+
+    def __init__(self, site: Site, project: Project, origins: Origins) -> None:
+        self.site = site
+        self.project = project
+        self.origins = origins
+        self.sure = True
+
+    def __getitem__(self, key: str) -> object:
+        return _FACTS[key](self)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_FACTS)
+
+    def __len__(self) -> int:
+        return len(_FACTS)
+
+    def decorates(self) -> str:
+        node = self.site.decorated
+        if node is None:
+            return "none"
+        if isinstance(node, ir.Class):
+            return "class"
+        return "generator" if node.is_generator else "function"
+
+    def result(self) -> str:
+        holder = self.site.holder
+        if isinstance(holder, ir.Evaluate):
+            return "dropped"
+        if isinstance(holder, ir.Assign) and all(self._is_never_read(target) for target in holder.targets):
+            return "unused"
+        return "used"
+
+    def _is_never_read(self, target: ir.Expr) -> bool:
+        if isinstance(target, ir.Attr) and self.origins.is_self(target.base, self.site.where):
+            return not any(_reads_attribute(module, target.name) for module in self.project.modules.values())
+        scope = self.site.where.scope
+        if isinstance(target, ir.Name) and scope is not None and target.id not in scope.names.outer:
+            return not _reads_name(scope.function.body, target.id)
+        if isinstance(target, ir.Name) and scope is None and self.site.where.cls is None:
+            return not any(_mentions(module, target.id) for module in self.project.modules.values())
+        return False
+
+    def applied_to(self) -> str:
+        if not self.site.applied:
+            return "none"
+        expr = self.site.applied[0].value
+        kinds, sure = self.origins.kinds(expr, self.site.where)
+        if kinds == {"module"}:
+            return "module"
+        if kinds or not isinstance(expr, ir.Call):
+            return "other"
+        self.sure = self.sure and sure
+        return "tensor" if self._computes(expr) else "other"
+
+    def _computes(self, call: ir.Call) -> bool:
+        """Whether a call looks like a forward pass: not something that makes or wraps a function."""
+        name = self.project.qualified(self.site.where.module, call.func, self.site.where.scope)
+        if name is not None:
+            return name.startswith(("torch.nn.functional.", "torch.mm", "torch.matmul"))
+        return isinstance(call.func, ir.Name) and bool(call.args) and not isinstance(call.args[0].value, ir.Lambda)
+
+    def suspends(self) -> bool:
+        region, scope = self.site.entered, self.site.where.scope
+        if region is None or scope is None or not scope.function.is_generator:
+            return False
+        if any(_is_made_to_suspend(decorator) for decorator in scope.function.decorators):
+            return False
+        return any(isinstance(part, ir.Yield) for part in _parts(region.body))
+
+
+def _is_made_to_suspend(decorator: ir.Expr) -> bool:
+    func = decorator.func if isinstance(decorator, ir.Call) else decorator
+    word = func.id if isinstance(func, ir.Name) else func.name if isinstance(func, ir.Attr) else ""
+    return word.endswith(_SUSPENDING_ON_PURPOSE)
+
+
+def _parts(body: Sequence[ir.Stmt], into: bool = False) -> Iterator[ir.Expr]:
+    """All expressions in a body; those of nested definitions only with ``into``."""
+    for node in statements(body, into=into):
+        for expression in expressions(node):
+            for part in walk(expression):
+                yield part
+                if into and isinstance(part, ir.Lambda):
+                    yield from _parts(part.function.body, True)
+
+
+def _targets(body: Sequence[ir.Stmt]) -> Iterator[ir.Expr]:
+    for node in statements(body, into=True):
+        if isinstance(node, (ir.Assign, ir.Delete)):
+            yield from node.targets
+
+
+def _reads_attribute(module: ir.Module, name: str) -> bool:
+    """Whether an attribute of this name is read anywhere, be it through getattr with a literal."""
+    if name not in module.words:
+        return any(isinstance(part, ir.Const) and part.value == name for part in _parts(module.body, True))
+    written = {target.at for target in _targets(module.body) if isinstance(target, ir.Attr)}
+    return any(
+        (isinstance(part, ir.Attr) and part.name == name and part.at not in written)
+        or (isinstance(part, ir.Const) and part.value == name)
+        for part in _parts(module.body, True)
+    )
+
+
+def _reads_name(body: Sequence[ir.Stmt], name: str) -> bool:
+    written = {target.at for target in _targets(body) if isinstance(target, ir.Name)}
+    return any(
+        isinstance(part, ir.Name) and ((part.id == name and part.at not in written) or part.id in ("locals", "vars"))
+        for part in _parts(body, True)
+    )
+
+
+def _mentions(module: ir.Module, name: str) -> bool:
+    """Whether a module-level name is read in a module, as a name, an attribute, or by an import of it."""
+    if name not in module.words:
+        return False
+    imported = any(
+        target.rpartition(".")[2] == name or local == "*"
+        for node in statements(module.body, into=True)
+        if isinstance(node, ir.Import)
+        for local, target in node.bindings
+    )
+    attributes = any(isinstance(part, ir.Attr) and part.name == name for part in _parts(module.body, True))
+    return imported or attributes or _reads_name(module.body, name)
+
+
+_FACTS: dict[str, Callable[[Facts], object]] = {
+    "gated": lambda facts: facts.site.gated,
+    "bare": lambda facts: facts.site.bare,
+    "decorates": Facts.decorates,
+    "result": Facts.result,
+    "applied_to": Facts.applied_to,
+    "suspends": Facts.suspends,
+}
+FACT_NAMES = frozenset(_FACTS)

@@ -1,0 +1,160 @@
+"""What one call gives away: the rules' ``call`` detectors, and the ``check`` functions for what they cannot say.
+
+A ``call`` detector names what is called, canonically; a method of a GradScaler of any kind is
+``torch.amp.GradScaler.<method>``, and calling one is ``torch.amp.GradScaler.__call__``. Scalers that are disabled by a
+literal are left alone. Its conditions:
+
+``arguments``
+    parameter -> conditions, all of which must hold: ``kind`` (``Origins.kinds``), ``given`` (true or false),
+    ``keyword`` (true: given by its name), ``values`` (literals, or canonical dotted names).
+``when``
+    facts of the site (``_Facts``): gated, bare, decorates, result, applied_to, suspends.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from amp_audit.model import Confidence
+from amp_audit.rulebook import Detector, Rule, Rulebook
+from amp_audit.static import ir
+from amp_audit.static.facts import Facts
+from amp_audit.static.origins import Origins, Where
+from amp_audit.static.project import Project
+from amp_audit.static.raw import RawFinding
+from amp_audit.static.signatures import SIGNATURES
+from amp_audit.static.sites import Site, sites
+
+Check = Callable[[Rule, Detector, ir.Module, Project, Origins], Iterator[RawFinding]]
+
+_SCALER = "torch.amp.GradScaler"
+_METHODS = frozenset({"scale", "step", "update", "unscale_", "backward"})
+
+
+def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]:
+    """Findings of all ``call`` and ``check`` detectors, and a note for each module in which one failed."""
+    calls = _Calls(project, book)
+    checks = [(rule, detector, _function(detector)) for rule, detector in book.detectors("static", "check")]
+    found: list[RawFinding] = []
+    notes: list[str] = []
+    for module in project.modules.values():
+        try:
+            found += calls.of(module)
+            for rule, detector, check in checks:
+                found += check(rule, detector, module, project, calls.origins)
+        except Exception as error:  # one strange module must not cost the others their findings
+            notes.append(f"{module.path}: internal error in the patterns: {type(error).__name__}: {error}")
+    return found, notes
+
+
+def _function(detector: Detector) -> Check:
+    """The function that a ``check`` detector names as ``module:function``."""
+    module, _, name = detector.targets[0].partition(":")
+    found: Check = getattr(importlib.import_module(module), name)
+    return found
+
+
+class _Calls:
+    """The ``call`` detectors of a rulebook, ready to be held against modules."""
+
+    def __init__(self, project: Project, book: Rulebook) -> None:
+        self.project = project
+        self.origins = Origins(project)
+        self._by_target: dict[str, list[tuple[Rule, Detector]]] = {}
+        for rule, detector in book.detectors("static", "call"):
+            for target in detector.targets:
+                self._by_target.setdefault(target, []).append((rule, detector))
+
+    def of(self, module: ir.Module) -> Iterator[RawFinding]:
+        """Findings in one module."""
+        for site in sites(module, self.project):
+            name = self._name(site)
+            facts = None
+            for rule, detector in self._by_target.get(name, ()) if name else ():
+                facts = facts or Facts(site, self.project, self.origins)
+                finding = self._match(rule, detector, site, name or "", facts)
+                if finding is not None:
+                    yield finding
+
+    def _name(self, site: Site) -> str | None:
+        """What a site calls, as targets name it."""
+        where, func = site.where, site.call.func
+        name = self.project.qualified(where.module, func, where.scope)
+        if name is not None:
+            return name
+        if isinstance(func, ir.Attr) and func.name in _METHODS and self._is_live_scaler(func.base, site):
+            return f"{_SCALER}.{func.name}"
+        if isinstance(func, (ir.Name, ir.Attr)) and not site.bare and self._is_live_scaler(func, site):
+            return f"{_SCALER}.__call__"
+        return None
+
+    def _is_live_scaler(self, expr: ir.Expr, site: Site) -> bool:
+        made = self.origins.constructors(expr, site.where)
+        return bool(made) and not any(_is_disabled(call) for call, _ in made)
+
+    def _match(self, rule: Rule, detector: Detector, site: Site, name: str, facts: Facts) -> RawFinding | None:
+        sure = True
+        for param, wanted in detector.options.get("arguments", {}).items():
+            verdict = self._argument(param, wanted, site, name)
+            if verdict is None:
+                return None
+            sure = sure and verdict
+        if not detector.holds(facts):
+            return None
+        message = detector.message.replace("{name}", name) if detector.message else ""
+        confidence = Confidence.HIGH if sure and facts.sure else Confidence.MEDIUM
+        return RawFinding(rule, site.where.module.path, site.at, message, confidence, detector.severity)
+
+    def _argument(self, param: str, wanted: Mapping[str, Any], site: Site, name: str) -> bool | None:
+        """Whether an argument meets its conditions surely (True) or by its name (False); None when it does not."""
+        given = argument(site.call, param, name)
+        if given is _UNSURE:
+            return None
+        if "given" in wanted and wanted["given"] is not (given is not None):
+            return None
+        if wanted.get("keyword") and not (isinstance(given, ir.Arg) and given.keyword == param):
+            return None
+        if not wanted.keys() & {"kind", "values"}:
+            return True
+        if not isinstance(given, ir.Arg):
+            return None
+        sure = True
+        if "kind" in wanted:
+            kinds, sure = self.origins.kinds(given.value, site.where)
+            if not kinds or not kinds <= set(wanted["kind"]):
+                return None
+        return sure if self._value_fits(given.value, wanted, site) else None
+
+    def _value_fits(self, expr: ir.Expr, wanted: Mapping[str, Any], site: Site) -> bool:
+        if "values" not in wanted:
+            return True
+        values = [self._literal(origin.expr, origin.where) for origin in self.origins.of(expr, site.where)]
+        return bool(values) and set(values) <= set(wanted["values"])
+
+    def _literal(self, expr: ir.Expr | None, where: Where) -> object:
+        if isinstance(expr, ir.Const):
+            return expr.value
+        return self.project.qualified(where.module, expr, where.scope) if expr is not None else None
+
+
+_UNSURE = object()
+
+
+def argument(call: ir.Call, param: str, name: str) -> ir.Arg | object | None:
+    """The argument for a parameter, None when it is not given; ``_UNSURE`` behind ``*args`` or ``**kwargs``."""
+    position = SIGNATURES.get(name, ()).index(param) if param in SIGNATURES.get(name, ()) else None
+    for index, arg in enumerate(call.args):
+        if arg.keyword == param or (arg.keyword is None and not arg.star and index == position):
+            return arg
+        if arg.star == "*" and position is not None:
+            return _UNSURE
+    return _UNSURE if any(arg.star == "**" for arg in call.args) else None
+
+
+def _is_disabled(call: ir.Call) -> bool:
+    """Whether a scaler's constructor call turns it off by a literal."""
+    return any(
+        arg.keyword == "enabled" and isinstance(arg.value, ir.Const) and arg.value.value is False for arg in call.args
+    )

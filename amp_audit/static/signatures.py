@@ -1,0 +1,40 @@
+"""The parameters of what call detectors name, in positional order (torch 2.13.0, accelerate 1.15.0)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_OLD_AUTOCAST = ("enabled", "dtype", "cache_enabled")
+_OLD_SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
+
+SIGNATURES: Mapping[str, tuple[str, ...]] = {
+    "torch.amp.autocast": ("device_type", "dtype", "enabled", "cache_enabled"),
+    "torch.cuda.amp.autocast": _OLD_AUTOCAST,
+    "torch.cpu.amp.autocast": _OLD_AUTOCAST,
+    "torch.amp.GradScaler": ("device", *_OLD_SCALER),
+    "torch.cuda.amp.GradScaler": _OLD_SCALER,
+    "torch.cpu.amp.GradScaler": _OLD_SCALER,
+    "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler": (
+        "device",
+        "init_scale",
+        "backoff_factor",
+        "growth_factor",
+        "growth_interval",
+        "enabled",
+        "process_group",
+    ),
+    "torch.amp.GradScaler.scale": ("outputs",),
+    "torch.amp.GradScaler.unscale_": ("optimizer",),
+    "torch.amp.GradScaler.step": ("optimizer", "closure"),
+    "torch.amp.GradScaler.update": ("new_scale",),
+    "torch.set_default_dtype": ("d",),
+}
+"""``step`` takes ``*args``; the first of them is the optimizer's closure."""
+
+SCALERS = (
+    "torch.amp.GradScaler",
+    "torch.cuda.amp.GradScaler",
+    "torch.cpu.amp.GradScaler",
+    "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler",
+)
+"""Classes whose instances are loss scalers; a method of any of them is spelled ``torch.amp.GradScaler.<method>``."""
