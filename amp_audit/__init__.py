@@ -29,9 +29,9 @@ def check(*paths: str | Path, settings: Settings | None = None) -> Report:
 
     ``settings`` None reads ``[tool.amp-audit]``. Raises ``TargetError``, ``SettingsError`` or ``RuleError``.
     """
-    from amp_audit import jobs
+    from amp_audit import reading
 
-    return jobs.check([Path(path) for path in paths or (".",)], settings or _configured())
+    return reading.check([Path(path) for path in paths or (".",)], settings or _configured())
 
 
 def audit(*command: str | Path, steps: int | None = 20, settings: Settings | None = None) -> Report | None:
@@ -40,11 +40,11 @@ def audit(*command: str | Path, steps: int | None = 20, settings: Settings | Non
     ``steps``: stop it after so many optimizer steps (None: let it end). None is returned in a rank of a launcher that
     leaves the report to another rank. Raises what ``check`` raises, and ``LaunchError``.
     """
-    from amp_audit import jobs, target
+    from amp_audit import auditing, target
     from amp_audit.supervisor import Recording
 
     words = [str(word) for word in command]
-    return jobs.audit(target.script(words), settings or _configured(), Recording(steps)).report
+    return auditing.audit(target.script(words), settings or _configured(), Recording(steps)).report
 
 
 def trace(

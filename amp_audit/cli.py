@@ -1,4 +1,4 @@
-"""The command line: read options, call one function of ``amp_audit.jobs``, print, exit code. No logic."""
+"""The command line: read options, call one function of ``reading`` or ``auditing``, print, exit code. No logic."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def _audit(words: list[str]) -> int:
     options, program = _split(parser, words)
     if options.help:
         return _help(parser, USAGE, ABOUT)
-    from amp_audit import jobs
+    from amp_audit import auditing
 
     output = _Output(options)
-    outcome = jobs.audit(_target(program), _settings(options), _recording(options))
+    outcome = auditing.audit(_target(program), _settings(options), _recording(options))
     return output.show(outcome.report, outcome.code)
 
 
@@ -122,9 +122,9 @@ def _run(words: list[str]) -> int:
     options, program = _split(parser, words)
     if options.help:
         return _help(parser, "usage: amp-audit run [OPTIONS] TRAIN.py [ARGS...]\n", "Run only; leave a trace.\n")
-    from amp_audit import jobs
+    from amp_audit import auditing
 
-    outcome = jobs.record(_target(program), _recording(options))
+    outcome = auditing.record(_target(program), _recording(options))
     print(f"amp-audit: {outcome.message}", file=sys.stderr)
     return outcome.code
 
@@ -136,10 +136,10 @@ def _check(words: list[str]) -> int:
     options = parser.parse_args(words)
     if options.help:
         return _help(parser, "usage: amp-audit check [OPTIONS] [PATHS...]\n", "Read only; needs no torch.\n")
-    from amp_audit import jobs
+    from amp_audit import reading
 
     output = _Output(options)
-    report = jobs.check(options.paths or [Path()], _settings(options))
+    report = reading.check(options.paths or [Path()], _settings(options))
     return output.show(report, report.exit_code)
 
 
@@ -152,10 +152,10 @@ def _report(words: list[str]) -> int:
         return _help(parser, "usage: amp-audit report [OPTIONS] TRACE...\n", "Show traces, ranks merged.\n")
     if not options.traces:
         parser.error("no trace given")
-    from amp_audit import jobs
+    from amp_audit import auditing
 
     output = _Output(options)
-    report = jobs.report(options.traces, _settings(options))
+    report = auditing.report(options.traces, _settings(options))
     return output.show(report, report.exit_code)
 
 
@@ -168,10 +168,10 @@ def _explain(words: list[str]) -> int:
         return _help(parser, "usage: amp-audit explain RULE\n", "What a rule is about, and how to mend it.\n")
     if options.rule is None:
         parser.error("no rule given")
-    from amp_audit import jobs
+    from amp_audit import reading
     from amp_audit.report import rules
 
-    rules.explain(jobs.rule(options.rule, _configured(options)), sys.stdout)
+    rules.explain(reading.rule(options.rule, _configured(options)), sys.stdout)
     return 0
 
 
@@ -181,10 +181,10 @@ def _rules(words: list[str]) -> int:
     options = parser.parse_args(words)
     if options.help:
         return _help(parser, "usage: amp-audit rules\n", "All rules, one line each.\n")
-    from amp_audit import jobs
+    from amp_audit import reading
     from amp_audit.report import rules
 
-    rules.table(jobs.load_rules(_configured(options)), sys.stdout)
+    rules.table(reading.load_rules(_configured(options)), sys.stdout)
     return 0
 
 

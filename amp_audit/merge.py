@@ -229,7 +229,8 @@ def _lacking(rule: Rule, place: Location, run: Run) -> str:
 def _treated_otherwise(row: OpRow, run: Run) -> str | None:
     name = policy.listed_name(row.op)
     here, there = (policy.lists(device, run.release).kind(name) for device in (run.policy, "cuda"))
-    return name if row.autocast is not None and here != there else None
+    forward = row.phase == "forward" and row.autocast is not None
+    return name if forward and here != there else None
 
 
 _SCALER_EVENTS = frozenset({"scaler_new", "scale", "unscale", "update", "step.scaler", "backward.scaled"})

@@ -163,12 +163,12 @@ def leave(folder: Path, member: Rank, patience: float = MISSING_AFTER) -> bool:
 
     That is the last to leave, or, when some rank does not within ``patience`` seconds, the first to give up on it.
     """
-    (folder / f"left-{member.rank}").touch()
+    (folder / f"{member.key}-left-{member.rank}").touch()
     until = time.monotonic() + patience
-    while len(list(folder.glob("left-*"))) < member.world and time.monotonic() < until:
+    while len(list(folder.glob(f"{member.key}-left-*"))) < member.world and time.monotonic() < until:
         time.sleep(POLL)
     try:
-        (folder / "reported").open("x").close()
+        (folder / f"{member.key}-reported").open("x").close()
     except FileExistsError:
         return False
     return True

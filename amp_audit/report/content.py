@@ -6,10 +6,13 @@ import enum
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amp_audit.model import Coverage, Finding, Severity, Verdict
-from amp_audit.report.summary import Summary
 from amp_audit.rulebook import Rulebook
+
+if TYPE_CHECKING:
+    from amp_audit.report.summary import Summary
 
 UNREADABLE = "AMP001"
 

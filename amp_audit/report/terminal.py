@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TextIO
@@ -13,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from amp_audit import __version__
 from amp_audit.model import Confidence, Evidence, Finding, Location, Severity, Verdict
 from amp_audit.report import run
 from amp_audit.report.content import Report, shown_path
@@ -46,10 +48,16 @@ def write(report: Report, stream: TextIO, *, verbose: bool = False, quiet: bool 
         for item in _brief(report) if quiet else _full(report, console.width, verbose):
             console.print(item, soft_wrap=quiet)
         console.print(_verdict(report))
+        if not quiet:
+            for line in _hint(report):
+                console.print(line)
     stream.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
 
 
 def _full(report: Report, width: int, verbose: bool) -> Iterator[RenderableType]:
+    if report.program is not None:
+        # The program has printed to the same terminal; here its output ends.
+        yield Text(f"\namp-audit {__version__}: {printable(report.target)}\n", style="bold")
     yield from _Findings(report, width, verbose).render()
     if report.summary is not None:
         yield from run.sections(report.summary, report.program, report.root, verbose)
@@ -126,7 +134,7 @@ class _Findings:
         rule = self._report.book.rules.get(finding.rule)
         if rule is not None and finding.rule not in self._told:
             self._told.add(finding.rule)
-            yield "  why", _flowed(rule.why)
+            yield "  why", _flowed(rule.why) if self._verbose else _beginning(rule.why)
             yield "  fix", rule.fix if _is_code(rule.fix) else _flowed(rule.fix)
         elif finding.fix is not None:
             yield "  fix", finding.fix.description
@@ -171,6 +179,16 @@ def _when(item: Evidence) -> str:
     if item.rank is not None:
         parts.append(f"rank {item.rank}")
     return f" ({', '.join(parts)})" if parts else ""
+
+
+def _beginning(text: str, most: int = 280) -> str:
+    """The first sentences of a rule's text, ``most`` characters unless one alone is longer; ``explain`` has all."""
+    first, *others = re.split(r"(?<=[.!?])\s+(?=[A-Z])", _flowed(text.split("\n\n")[0]))
+    for sentence in others:
+        if len(first) + len(sentence) >= most:
+            break
+        first = f"{first} {sentence}"
+    return first
 
 
 def _is_code(text: str) -> bool:
@@ -259,6 +277,15 @@ def _verdict(report: Report) -> Text:
     if report.summary is not None and report.summary.observed:
         text += f"; {report.confirmed()} confirmed by the run"
     return Text(text, style=STYLES[max(counts)])
+
+
+def _hint(report: Report) -> Iterator[Text]:
+    rule = next((f.rule for f in report.findings if f.severity > Severity.INFO), None)
+    words = [f"amp-audit explain {rule} tells more of a rule"] if rule is not None else []
+    if report.trace_folder is not None:
+        words.append(f"the trace is kept in {shown_path(report.trace_folder, report.root)}")
+    if words:
+        yield Text(printable("; ".join(words)), style="dim")
 
 
 def _clean(report: Report) -> str:

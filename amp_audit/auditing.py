@@ -1,4 +1,4 @@
-"""The jobs of amp-audit, each one function from settings to a ``Report``: check, audit, record, report."""
+"""Jobs that look at a run: audit a program, record one, report on a trace. Where the two halves meet."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from amp_audit import merge, rulebook, supervisor
+from amp_audit import merge, supervisor
 from amp_audit.model import Confidence, Coverage, Evidence, Finding, Severity, Subject, Verdict
-from amp_audit.report.content import Program, Report
+from amp_audit.reading import Read, assemble, load_rules, read
+from amp_audit.report.content import Exit, Program, Report
 from amp_audit.report.summary import summarize
 from amp_audit.rulebook import Rule, Rulebook
 from amp_audit.runtime import launch
-from amp_audit.settings import RETIRED, Settings, SettingsError
+from amp_audit.settings import Settings
 from amp_audit.supervisor import Recording
 from amp_audit.target import Target, TargetError
 from amp_audit.trace import judge, reader
@@ -47,39 +48,6 @@ class Recorded:
     code: int
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """What reading gave: static findings before settings are applied, and what was covered."""
-
-    findings: tuple[Finding, ...] = ()
-    coverage: Coverage = field(default_factory=Coverage)
-    problem: str = ""
-
-
-def load_rules(settings: Settings) -> Rulebook:
-    """The rules in force. Raises RuleError for a bad rule file, SettingsError for a rule that does not exist."""
-    book = rulebook.load(settings.rules)
-    settings.check(book)
-    return book
-
-
-def rule(word: str, settings: Settings) -> Rule:
-    """A rule by id or name. Raises SettingsError when there is none, with a hint if it is retired."""
-    book = load_rules(settings)
-    found = book.find(word)
-    if found is None:
-        hint = RETIRED.get(word.strip().upper())
-        raise SettingsError(f"{word} is retired: {hint}" if hint else f"no rule {word!r}; `amp-audit rules` lists them")
-    return found
-
-
-def check(paths: Sequence[Path], settings: Settings) -> Report:
-    """Read files and folders. Raises TargetError when a path does not exist or nothing there is Python."""
-    book = load_rules(settings)
-    read = _read(paths, settings, book)
-    return _report("check", " ".join(map(str, paths)), read.findings, read.coverage, settings, book, Severity.WARNING)
-
-
 def audit(target: Target, settings: Settings, recording: Recording) -> Audited:
     """Read a program and run it. Raises TargetError, RuleError, SettingsError or LaunchError before it has begun."""
     book = load_rules(settings)
@@ -95,9 +63,9 @@ def audit(target: Target, settings: Settings, recording: Recording) -> Audited:
         outcome = supervisor.follow(running, supervisor.Progress(sys.stderr, recording.steps, count))
         if member is not None and not supervisor.leave(running.trace_dir, member):
             return Audited(None, supervisor.program_code(outcome))
-        read = reading.result() if reading else _read_program(target, settings, book, watch)
-    report = _audited(target, settings, book, read, running.trace_dir, outcome)
-    return Audited(report, supervisor.program_code(outcome) if member is not None else report.exit_code)
+        known = reading.result() if reading else _read_program(target, settings, book, watch)
+    made = _audited(target, settings, book, known, running.trace_dir, outcome)
+    return Audited(made, supervisor.program_code(outcome) if member is not None else made.exit_code)
 
 
 def record(target: Target, recording: Recording) -> Recorded:
@@ -111,7 +79,7 @@ def record(target: Target, recording: Recording) -> Recorded:
     message = f"{running.steps()} steps recorded in {where}; amp-audit report {where} shows them"
     if member is not None:
         return Recorded(message, supervisor.program_code(outcome))
-    return Recorded(message, 3 if outcome.failed else 0)
+    return Recorded(message, Exit.PROGRAM_FAILED if outcome.failed else Exit.CLEAN)
 
 
 def report(folders: Sequence[Path], settings: Settings) -> Report:
@@ -119,29 +87,29 @@ def report(folders: Sequence[Path], settings: Settings) -> Report:
     book = load_rules(settings)
     traces = [trace for folder in folders for trace in reader.read(folder)]
     findings = _merged((), traces, book)
-    made = _report("report", " ".join(map(str, folders)), findings, Coverage(), settings, book, Severity.ERROR)
+    made = assemble("report", " ".join(map(str, folders)), findings, Coverage(), settings, book, Severity.ERROR)
     return replace(made, summary=summarize(traces), trace_folder=str(folders[0]))
 
 
 def _audited(
-    target: Target, settings: Settings, book: Rulebook, read: Read, folder: Path, outcome: launch.Outcome
+    target: Target, settings: Settings, book: Rulebook, known: Read, folder: Path, outcome: launch.Outcome
 ) -> Report:
     traces, notes = _traces(folder)
-    findings = _merged(read.findings, traces, book)
-    made = _report("audit", target.shown, findings, read.coverage, settings, book, Severity.ERROR)
+    findings = _merged(known.findings, traces, book)
+    made = assemble("audit", target.shown, findings, known.coverage, settings, book, Severity.ERROR)
     return replace(
         made,
         summary=summarize(traces) if traces else None,
         program=Program(outcome.code, outcome.signal, outcome.stopped),
         trace_folder=str(folder),
-        problem=read.problem,
+        problem=known.problem,
         notes=notes,
     )
 
 
-def _merged(read: Sequence[Finding], traces: Sequence[Trace], book: Rulebook) -> list[Finding]:
+def _merged(known: Sequence[Finding], traces: Sequence[Trace], book: Rulebook) -> list[Finding]:
     """What was read and what ran, and, as a note, what of the run could not be seen."""
-    found = merge.merge(read, judge.findings(traces, book), merge.observe(traces), book)
+    found = merge.merge(known, judge.findings(traces, book), merge.observe(traces), book)
     unseen = summarize(traces).unobserved if traces else ()
     return [*found, _not_observed(unseen, book[NOT_OBSERVED])] if unseen and NOT_OBSERVED in book.rules else found
 
@@ -171,58 +139,23 @@ def _traces(folder: Path) -> tuple[list[Trace], tuple[str, ...]]:
     return reader.read(folder), problems
 
 
-def _report(
-    command: str,
-    target: str,
-    findings: Sequence[Finding],
-    coverage: Coverage,
-    settings: Settings,
-    book: Rulebook,
-    fail_on: Severity,
-) -> Report:
-    wanted = settings.filtered(findings, book)
-    shown = tuple(finding for finding in wanted if finding.confidence >= settings.min_confidence)
-    return Report(
-        command=command,
-        target=target,
-        findings=shown,
-        coverage=coverage,
-        book=book,
-        root=Path.cwd(),
-        fail_on=settings.fail_on or fail_on,
-        hidden=len(wanted) - len(shown),
-    )
-
-
 def _need_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise TargetError(NO_TORCH)
-
-
-def _read(paths: Sequence[Path], settings: Settings, book: Rulebook, *, follow: bool = False) -> Read:
-    from amp_audit.static import check as static
-    from amp_audit.static.sources import SourceError
-
-    options = static.Options(excluded=settings.excluded, follow=follow, rules=settings.selected(book))
-    try:
-        result = static.check(paths, book, options)
-    except SourceError as error:
-        raise TargetError(str(error)) from None
-    return Read(result.findings, result.coverage)
 
 
 def _read_program(target: Target, settings: Settings, book: Rulebook, watch: Path) -> Read:
     """Read the program's first file and what it imports, and say which lines the run is to watch."""
     if target.entry is None:
         note = "no Python file was recognised in the launcher's command, so nothing was read"
-        read = Read(coverage=Coverage(notes=(note,)))
+        known = Read(coverage=Coverage(notes=(note,)))
     else:
         try:
-            read = _read([target.entry], settings, book, follow=True)
+            known = read([target.entry], settings, book, follow=True)
         except Exception as error:  # a fault of ours must not cost the user what the run shows
-            read = Read(problem=f"reading {target.entry} failed, which is a fault of amp-audit: {error!r}")
-    _write_watch(watch, read.findings)
-    return read
+            known = Read(problem=f"reading {target.entry} failed, which is a fault of amp-audit: {error!r}")
+    _write_watch(watch, known.findings)
+    return known
 
 
 def _write_watch(watch: Path, findings: Sequence[Finding]) -> None:
@@ -242,12 +175,12 @@ def _counter(folder: Path, reading: Future[Read] | None, book: Rulebook) -> Call
     """Counts the findings so far: those read, once they are, and those that the trace shows already."""
 
     def count() -> int:
-        read = reading.result().findings if reading is not None and reading.done() else ()
+        known = reading.result().findings if reading is not None and reading.done() else ()
         try:
             traces = reader.read(folder)
         except (reader.TraceError, OSError):
-            return len(read)
-        found = merge.merge(read, judge.findings(traces, book), merge.observe(traces), book)
+            return len(known)
+        found = merge.merge(known, judge.findings(traces, book), merge.observe(traces), book)
         return sum(finding.severity > Severity.INFO for finding in found)
 
     return count
