@@ -164,6 +164,11 @@ def _short(op: str) -> str:
     return op if " " in op else op.removeprefix("aten.").partition(".")[0]
 
 
+def _forward_name(op: str) -> str:
+    """The name in the autocast lists of an operator, or of the one whose gradient it computes."""
+    return policy.listed_name(op).removesuffix("_data").removesuffix("_backward")
+
+
 def _policy_note(trace: Trace, ops: Iterable[str]) -> str:
     """Which of the operators CUDA's autocast would have computed in another dtype than the lists that were in force."""
     here = trace.header.policy
@@ -173,7 +178,7 @@ def _policy_note(trace: Trace, ops: Iterable[str]) -> str:
     differing = sorted(
         {
             name
-            for name in (policy.listed_name(op) for op in ops if " " not in op)
+            for name in (_forward_name(op) for op in ops if " " not in op)
             if policy.lists(here, release).kind(name) != policy.lists("cuda", release).kind(name)
         }
     )

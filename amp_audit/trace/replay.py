@@ -103,5 +103,5 @@ def _shortened(trail: Trail[Location | None]) -> Trail[Location | None]:
     events = [step for number, step in enumerate(trail.back()) if number < _TRAIL or step.event.kind in _KEPT]
     short: Trail[Location | None] | None = None
     for step in reversed(events):
-        short = Trail(step.event, step.place, short, step.iteration)
+        short = Trail(step.event, step.place, short, step.iteration, step.raises)
     return short if short is not None else trail

@@ -1,0 +1,285 @@
+"""Exact counts of what rounding lost, and where inf and NaN began, on plants whose truth is known otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from amp_audit.runtime.dtypes import flush_threshold
+from amp_audit.runtime.shadow import compare, compare_cast, repeatable
+from amp_audit.trace.schema import CastRow, Trace
+from tests.runtime.recording import every_step_deep, notes, numbers, recorded
+
+torch.set_num_threads(1)
+
+
+# Definitions
+
+
+@pytest.mark.parametrize(("dtype", "power"), [(torch.float16, -25), (torch.bfloat16, -134)])
+def test_the_flush_threshold_is_the_largest_number_that_becomes_zero(dtype: torch.dtype, power: int) -> None:
+    threshold = flush_threshold(dtype)
+    assert threshold == 2.0**power
+    at = torch.tensor([threshold], dtype=torch.float64)
+    assert at.to(dtype).item() == 0.0
+    assert (at * (1 + 2**-10)).to(dtype).item() > 0.0
+
+
+def test_a_cast_is_counted_element_by_element() -> None:
+    source = torch.tensor([0.0, -0.0, 1.0, 1e-9, -1e-9, 2.0**-25, 1e-6, -3e-5, 7e4, torch.inf, torch.nan])
+    out = source.half()
+    count = compare_cast(source, out).tolist()
+    expected = {
+        "nonzero": sum(x != 0 for x in source.tolist()),
+        "flushed": sum(x != 0 and y == 0 for x, y in zip(source.tolist(), out.tolist(), strict=True)),
+        "subnormal": sum(0 < abs(y) < 2.0**-14 for y in out.tolist()),
+        "zero": sum(x == 0 for x in source.tolist()),
+        "overflowed": sum(
+            abs(y) == torch.inf and abs(x) != torch.inf for x, y in zip(source.tolist(), out.tolist(), strict=True)
+        ),
+    }
+    assert count == list(expected.values())
+    assert expected == {"nonzero": 9, "flushed": 3, "subnormal": 2, "zero": 2, "overflowed": 1}
+
+
+def test_a_sum_that_cancels_is_no_underflow() -> None:
+    reference, out = torch.tensor([1e-3, 1e-9, 0.0]), torch.tensor([0.0, 0.0, 0.0]).half()
+    assert compare(reference, out).tolist() == [2, 1, 0, 1]
+
+
+def test_what_must_not_run_twice() -> None:
+    aten = torch.ops.aten
+    assert repeatable(aten.mm.default) is True
+    assert repeatable(aten.native_layer_norm_backward.default) is True
+    assert repeatable(aten.native_batch_norm_backward.default) is True
+    for func in (
+        aten.native_batch_norm.default,
+        aten.native_dropout.default,
+        aten.bernoulli_.float,
+        aten.add_.Tensor,
+        aten.randn_like.default,
+        aten.empty_like.default,
+        torch.ops._c10d_functional.all_reduce.default,
+    ):
+        assert repeatable(func) is False, func
+    for func in (aten.t.default, aten.view.default, aten.cat.default):
+        assert repeatable(func) is None, func
+
+
+# The plants
+
+
+class Plant(nn.Module):
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.norm, self.out, self.gain = nn.LayerNorm(64), nn.Linear(64, 8), gain
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.fc2(self.fc1(x).relu())
+        h = h * self.gain
+        return self.out(self.norm(h))
+
+
+def plant(gain: float = 1.0, factor: float = 1.0, scale: float | None = None) -> Callable[[], None]:
+    def run() -> None:
+        torch.manual_seed(0)
+        model = Plant(gain)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+        x, y = torch.randn(32, 64), torch.randn(32, 8)
+        for _ in range(2):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = nn.functional.mse_loss(model(x).float(), y) * factor
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    return run
+
+
+def record(run: Callable[[], None], folder: Path) -> Trace:
+    with every_step_deep():
+        trace = recorded(run, folder)
+    assert notes(trace) == []
+    return trace
+
+
+def lost(trace: Trace) -> dict[str, float]:
+    """Shares of flushed elements in the first step's backward, by operator."""
+    first = trace.steps[0]
+    found: dict[str, list[int]] = {}
+    for name, nonzero, flushed in [
+        *((row.target, row.nonzero or 0, row.flushed or 0) for row in first.casts if _down(row)),
+        *(
+            (str(n.op), n.values["nonzero"], n.values["flushed"])
+            for n in first.numbers
+            if n.name == "underflow" and n.phase == "backward"
+        ),
+    ]:
+        total = found.setdefault(name, [0, 0])
+        total[0] += int(nonzero or 0)
+        total[1] += int(flushed or 0)
+    return {name: flushed / nonzero if nonzero else 0.0 for name, (nonzero, flushed) in found.items()}
+
+
+def _down(row: CastRow) -> bool:
+    return row.phase == "backward" and row.target == "float16"
+
+
+def test_a_clean_run_loses_nothing(tmp_path: Path) -> None:
+    trace = record(plant(scale=1024.0), tmp_path)
+    assert max(lost(trace).values()) < 0.001
+    assert numbers(trace, "nonfinite") == []
+    assert all(number.values["scale"] == 1024.0 for number in numbers(trace, "gradient"))
+
+
+def test_full_underflow_is_the_one_cast_at_the_loss(tmp_path: Path) -> None:
+    shares = lost(record(plant(factor=1e-7), tmp_path))
+    assert shares.pop("float16") == 1.0
+    assert set(shares.values()) == {0.0}
+
+
+def test_partial_underflow_is_counted_where_it_happens(tmp_path: Path) -> None:
+    shares = lost(record(plant(factor=2e-5), tmp_path))
+    flushing = {name for name, share in shares.items() if share > 0.02}
+    assert "aten.mm.default" in flushing
+    assert "aten.threshold_backward.default" not in shares
+    assert all(0.0 <= share < 0.6 for share in shares.values())
+
+
+def test_an_embedding_of_which_few_rows_are_used_loses_nothing(tmp_path: Path) -> None:
+    def run() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(5000, 32), nn.Linear(32, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = model(torch.arange(32)).float().square().mean()
+        (loss * 1024).backward()
+        optimizer.step()
+
+    assert max(lost(record(run, tmp_path)).values()) < 0.001
+
+
+def test_gradients_are_counted_by_parameter(tmp_path: Path) -> None:
+    trace = record(plant(factor=2e-5), tmp_path)
+    weights = {n.subject: n.values for n in trace.steps[0].numbers if n.name == "gradient"}
+    assert weights["fc1.weight"]["elements"] == 64 * 64
+    assert {"fc1.weight", "fc2.weight", "out.weight"} <= set(weights)
+    assert 0.0 < weights["fc1.weight"]["flushed"] / weights["fc1.weight"]["nonzero"] < 0.3
+
+
+def test_overflow_is_traced_to_the_product_that_made_it(tmp_path: Path) -> None:
+    trace = record(plant(gain=3e5, scale=1.0), tmp_path)
+    first = numbers(trace, "nonfinite")[0]
+    assert first.op == "aten.mul.Tensor"
+    assert first.phase == "forward"
+    assert first.place is not None and first.place.line is not None
+    assert "self.gain" in Path(__file__).read_text().splitlines()[first.place.line - 1]
+    torch.manual_seed(0)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
+        model = Plant(3e5)
+        h = model.fc2(model.fc1(torch.randn(32, 64)).relu()) * 3e5
+    assert first.values["inf"] == h.isinf().sum().item()
+    assert first.values["nan"] == 0
+
+
+def test_an_overflow_of_the_scaled_gradient_is_in_the_backward_pass(tmp_path: Path) -> None:
+    first = numbers(record(plant(scale=2.0**30), tmp_path), "nonfinite")[0]
+    assert (first.op, first.phase) == ("aten._to_copy.default", "backward")
+
+
+def masked(full_row: bool) -> Callable[[], None]:
+    def run() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        mask = torch.ones(8, 8, dtype=torch.bool).triu(1)
+        mask[3] |= full_row
+        with torch.autocast("cpu", dtype=torch.float16):
+            h = model(torch.randn(8, 8))
+            scores = (h @ h.T).masked_fill(mask, float("-inf"))
+            loss = (scores.softmax(-1) @ h).float().square().mean()
+        loss.backward()
+        optimizer.step()
+
+    return run
+
+
+def test_a_mask_of_minus_infinity_is_never_blamed(tmp_path: Path) -> None:
+    assert numbers(record(masked(False), tmp_path), "nonfinite") == []
+    (found,) = numbers(record(masked(True), tmp_path / "full"), "nonfinite")
+    assert found.op == "aten._softmax.default"
+
+
+def test_what_came_in_bad_has_no_operator(tmp_path: Path) -> None:
+    def run() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        table = torch.frombuffer(bytearray(torch.full((2, 4), torch.nan).numpy().tobytes()), dtype=torch.float32)
+        model(table.reshape(2, 4)).sum().backward()
+        optimizer.step()
+
+    (found,) = numbers(record(run, tmp_path), "nonfinite")
+    assert found.op is None
+
+
+# Nothing changes
+
+
+def train(seen: list[torch.Tensor]) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.3), nn.GELU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    for _ in range(4):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = model(torch.randn(8, 16)).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        seen += [loss.detach().clone(), *(value.clone() for value in model.state_dict().values())]
+    seen.append(torch.rand(3))
+
+
+def test_deep_steps_leave_every_number_bit_for_bit(tmp_path: Path) -> None:
+    plain: list[torch.Tensor] = []
+    watched: list[torch.Tensor] = []
+    train(plain)
+    record(lambda: train(watched), tmp_path)
+    assert len(plain) == len(watched)
+    assert all(torch.equal(one, two) for one, two in zip(plain, watched, strict=True))
+
+
+def test_no_tensor_outlives_its_step(tmp_path: Path) -> None:
+    import gc
+    import weakref
+
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def run() -> None:
+        model = nn.Linear(16, 16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            x = torch.randn(8, 16)
+            with torch.autocast("cpu", dtype=torch.float16):
+                h = model(x)
+                loss = h.float().square().mean()
+            loss.backward()
+            optimizer.step()
+            alive[:] = [reference for reference in alive if reference() is not None]
+            alive.extend([weakref.ref(x), weakref.ref(h), weakref.ref(loss)])
+        model(torch.randn(8, 16))
+        del x, h, loss
+        gc.collect()
+        alive[:] = [reference for reference in alive if reference() is not None]
+
+    record(run, tmp_path)
+    assert alive == []
