@@ -112,8 +112,9 @@ current: Watch | None = None
 
 
 def start(ranges: Ranges) -> None:
-    """Watch from now on; nothing happens when there is nothing to watch."""
+    """Watch from now on."""
     global current
-    if ranges and current is None:
+    if current is None:
         current = Watch(ranges)
-        current.start()
+        if ranges:
+            current.start()

@@ -6,20 +6,21 @@ worked out once, when a row is first written.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
 import sysconfig
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from amp_audit.runtime import tracebacks
 from amp_audit.trace.schema import Place
 
 USER, SKIPPED, OPTIMIZER, ENGINE = range(4)
@@ -214,52 +215,48 @@ class Modules:
 
     Names are dotted paths below the outermost module, without the layers that ``torch.compile``, DDP and FSDP add;
     index 0 means outside of any module. ``home`` is the thread that trains; ``outermost`` is told of its outermost
-    calls, before anything else is done about them; ``guest_enters`` and ``guest_leaves`` of those of other threads.
+    calls, before anything else is done about them; ``guest_enters`` and ``guest_leaves`` of those of other threads;
+    ``broken`` of errors of our own.
     """
 
     def __init__(self) -> None:
         self.names: list[str | None] = [None]
         self.stacks: dict[int, list[int]] = {}
-        self.home = threading.get_ident()
+        self.home = get_ident()
         self.outermost: Callable[[Any], None] | None = None
         self.guest_enters: Callable[[int], None] = lambda thread: None
         self.guest_leaves: Callable[[int], None] = lambda thread: None
-        self._entered: dict[int, list[int]] = {}
+        self.broken: Callable[[Exception], None] = lambda error: None
         self._indices: dict[str, int] = {}
         self._known: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._parameters: dict[int, tuple[weakref.ref[Any], str, int]] = {}
-        self._hooks: list[Any] = []
+        self._patch: tuple[Any, Any] | None = None
 
     def install(self) -> None:
-        """Follow calls of modules from now on."""
-        if not self._hooks:
-            self._hooks = [
-                register_module_forward_pre_hook(self._enter),
-                register_module_forward_hook(self._leave, always_call=True),
-            ]
+        """Follow calls of modules from now on.
+
+        Not by hooks: torch warns of these when a module is compiled, and takes a longer way to call any module.
+        """
+        if self._patch is None:
+            original = torch.nn.Module.__call__
+            self._patch = (self._follow(original), original)
+            torch.nn.Module.__call__ = self._patch[0]  # type: ignore[method-assign]
 
     def uninstall(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        for thread, stack in self.stacks.items():
+        """Put back what was there; what the program has wrapped around ours meanwhile stays."""
+        if self._patch is not None and torch.nn.Module.__call__ is self._patch[0]:
+            torch.nn.Module.__call__ = self._patch[1]  # type: ignore[method-assign]
+        self._patch = None
+        for stack in self.stacks.values():
             del stack[1:]
-            self._entered[thread].clear()
 
     def stack(self, thread: int) -> list[int]:
         """The modules that a thread is in, as indices of ``names``, after a 0 for outside."""
-        if thread not in self.stacks:
-            self._entered[thread] = []
-            self.stacks[thread] = [0]
-        return self.stacks[thread]
-
-    def forget(self, thread: int) -> None:
-        self.stacks.pop(thread, None)
-        self._entered.pop(thread, None)
+        return self.stacks.setdefault(thread, [0])
 
     def current(self) -> int:
-        stack = self.stacks.get(threading.get_ident())
+        stack = self.stacks.get(get_ident())
         return stack[-1] if stack else 0
 
     def owner(self, parameter: Any) -> int:
@@ -295,37 +292,46 @@ class Modules:
 
         return forget
 
-    def _enter(self, module: Any, inputs: Any) -> None:
-        thread = threading.get_ident()
+    def _follow(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+            stack, depth = self._enter(module)
+            try:
+                return original(module, *args, **kwargs)
+            except BaseException as error:
+                tracebacks.clean(error)
+                raise
+            finally:
+                del stack[depth:]
+                if depth == 1 and get_ident() != self.home:
+                    self.guest_leaves(get_ident())
+
+        return __call__
+
+    def _enter(self, module: Any) -> tuple[list[int], int]:
+        """Note that a module is called: the stack of its thread, and how deep that was before."""
+        thread = get_ident()
         stack = self.stacks.get(thread) or self.stack(thread)
-        if len(stack) == 1:
+        depth = len(stack)
+        if depth == 1:
             if thread != self.home:
                 self.guest_enters(thread)
             elif self.outermost is not None:
                 self.outermost(module)
         index = self._known.get(id(module))
         if index is None:
-            self._name_in(stack, module)
+            try:
+                self._name_in(stack, module)
+            except Exception as error:
+                self.broken(error)
             index = self._known.get(id(module), 0)
-        self._entered[thread].append(id(module))
         stack.append(index)
+        return stack, depth
 
     def _name_in(self, stack: list[int], module: Any) -> None:
         """Name a module that was not met as a child of another."""
         outer = self.names[stack[-1]]
         self.name(module, "" if outer is None else ".".join(filter(None, (outer, type(module).__name__))))
-
-    def _leave(self, module: Any, inputs: Any, output: Any) -> None:
-        thread = threading.get_ident()
-        entered = self._entered.get(thread)
-        if entered and id(module) in entered:
-            # A call that was left by an exception which runs no hooks lies above, if anything does.
-            stack = self.stacks[thread]
-            while entered.pop() != id(module):
-                stack.pop()
-            stack.pop()
-            if thread != self.home and len(stack) == 1:
-                self.guest_leaves(thread)
 
 
 _LAYERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})

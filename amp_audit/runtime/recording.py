@@ -31,6 +31,7 @@ class Recording:
         self._host = host
         self._modules = places.modules
         self._modules.guest_enters, self._modules.guest_leaves = self._guest_enters, self._guest_leaves
+        self._modules.broken = lambda error: self._broken("module names", error)
         self._parts: list[Part] = []
         self._tracer: Tracer | None = None
         self._guests: dict[int, Tracer] = {}
@@ -74,17 +75,16 @@ class Recording:
 
     def stop(self) -> None:
         """See nothing any more, and leave nothing behind."""
-        if not self.active:
-            return
-        self.active = False
-        self._modules.uninstall()
-        self._release()
-        for one in self.book.tracers:
-            one.off = True
+        if self.active:
+            self.active = False
+            self._modules.uninstall()
+            self._release()
+            for one in self.book.tracers:
+                one.off = True
         tracer = self._tracer
         if tracer is not None and tracer.thread == threading.get_ident() and _depth() and _top() is tracer:
             tracer.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        # Otherwise a mode of the program lies above: ours stays, idle, until recording begins or ends again.
+        # Otherwise a mode of the program lies above: ours stays, idle, until this is called again.
 
     def step_begin(self, *, deep: bool) -> None:
         """A part of a recorded step begins."""

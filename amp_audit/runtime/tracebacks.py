@@ -1,4 +1,4 @@
-"""Keep amp-audit out of the tracebacks that Python prints when the program fails."""
+"""Keep amp-audit out of the tracebacks of the program's own exceptions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,16 @@ def strip(error: BaseException | None) -> None:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        error.__traceback__ = _without(error.__traceback__)
+        clean(error)
         error = error.__cause__ or error.__context__
+
+
+def clean(error: BaseException) -> None:
+    """Take the frames of this package out of an exception's traceback.
+
+    A wrapper that does so and raises again with a bare ``raise`` leaves none of its own behind, from Python 3.11 on.
+    """
+    error.__traceback__ = _without(error.__traceback__)
 
 
 def _without(traceback: TracebackType | None) -> TracebackType | None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_audit.runtime import tracebacks
 from amp_audit.runtime.dtypes import short
 from amp_audit.runtime.parts import CastCounts, CastKey, Observer
 from amp_audit.runtime.place import ENGINE, NOWHERE, OPTIMIZER, USER, Places
@@ -229,11 +230,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception as error:
             self._give_up(error)
             return func(*args, **kwargs)
-        if silent:
-            return plan.call(*args, **kwargs)
-        if plan.cast or book.deep:
-            return self._observed(plan, site, phase, args, kwargs)
-        out = plan.call(*args, **kwargs)
+        try:
+            if silent:
+                return plan.call(*args, **kwargs)
+            if plan.cast or book.deep:
+                return self._observed(plan, site, phase, args, kwargs)
+            out = plan.call(*args, **kwargs)
+        except BaseException as error:
+            tracebacks.clean(error)
+            raise
         try:
             self._count(plan, site, phase, args, kwargs, out)
         except Exception as error:
