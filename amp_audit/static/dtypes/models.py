@@ -139,6 +139,8 @@ class Models(Operations):
         return Opaque((self.path, at), name) if surface.effect_of(name) is None else None
 
     def _cast(self, base: Layer | Object | Opaque, target: DType, at: int) -> Value:
+        if not base.id:
+            return Tensor(target.dtypes, assumed=target.assumed)
         low = target.dtypes & HALVES
         for key in [key for key in self.casts if key != base.id and self.inside(key, base.id)]:
             if not low:
@@ -273,7 +275,7 @@ def _parts(value: Value) -> Iterator[Hashable]:
             held = [element(option)] if isinstance(option, Many) else _held(option)
             for inner in held:
                 yield from _parts(inner)
-        elif isinstance(option, _MODEL_KINDS):
+        elif isinstance(option, _MODEL_KINDS) and option.id:
             yield option.id
             if isinstance(option, Layer):
                 for part in option.parts:
