@@ -230,6 +230,8 @@ class Evaluator(abc.ABC):
             if isinstance(base, Type) and not _classmethod(found.function):
                 func = replace(func, bound=None)
             if _property(found.function) and not isinstance(base, Type):
+                if not self.heat.function(found.function):
+                    return [(Symbol(short(f"{key_of(bound)}.{name}"), text), world)]
                 return self.follow(func, at, [], {}, world)
             return [(func, world)]
         if isinstance(found, project.ValueRef):

@@ -4,53 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from amp_audit.static import ir
 from amp_audit.static.traverse import bodies, expressions, statements, walk
 
-STRONG = frozenset(
+CALLED = frozenset(
     {
         "backward",
-        "GradScaler",
-        "ShardedGradScaler",
-        "autocast",
         "unscale_",
         "zero_grad",
         "clip_grad_norm_",
         "clip_grad_value_",
         "clip_grad_norm",
-        "scale_loss",
         "dispatch_clip_grad",
-        "nullcontext",
-        "no_grad",
-        "is_autocast_enabled",
-        "enter_context",
-        "load_state_dict",
-        "set_autocast_enabled",
-        "amp",
-        "scaler",
-        "grad_scaler",
-        "loss_scaler",
-        "GradScalerKwargs",
+        "scale_loss",
+        "manual_backward",
     }
 )
+"""Calls that make an event whatever else is there."""
+
+MENTIONED = frozenset({"GradScaler", "ShardedGradScaler", "autocast"})
+"""Names that matter even where they are not called."""
+
 _OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^Adam|^SGD", re.IGNORECASE)
 _SCALER = re.compile(r"scaler", re.IGNORECASE)
 
 
-def is_hot(words: Iterable[str]) -> bool:
-    """Whether code with these identifiers can produce an event."""
-    found = words if isinstance(words, (set, frozenset)) else frozenset(words)
-    if found & STRONG:
-        return True
-    steps, saves = "step" in found, "save" in found or "state_dict" in found
-    updates = "update" in found
-    for word in found:
-        if (steps or saves or "parameters" in found) and _OPTIMIZER.search(word):
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The identifiers of some code: all of them, and those that are called."""
+
+    words: frozenset[str]
+    called: frozenset[str]
+
+    def is_hot(self) -> bool:
+        """Whether the code can produce an event, or a value that events speak of."""
+        if self.called & CALLED or self.words & MENTIONED:
             return True
-        if (steps or updates or saves or "scale" in found) and _SCALER.search(word):
+        if self.called & {"step", "parameters", "state_dict"} and any(map(_OPTIMIZER.search, self.words)):
             return True
-    return False
+        return bool(self.called & {"step", "update", "scale", "state_dict"}) and any(map(_SCALER.search, self.words))
 
 
 class Heat:
@@ -58,25 +52,27 @@ class Heat:
 
     def __init__(self, modules: Iterable[ir.Module]) -> None:
         functions = [found for module in modules for found, _ in definitions(module.body)]
+        spoken = {id(function): vocabulary(function) for function in functions}
+        waiting = functions
+        warm = [f for f in waiting if spoken[id(f)].is_hot()]
         self._hot: set[int] = set()
-        names: set[str] = set()
-        for function in functions:
-            if is_hot(function.words) or any(is_hot(_words(d)) for d in function.decorators):
-                self._hot.add(id(function))
-                names |= _called_by(function)
-        waiting = [f for f in functions if id(f) not in self._hot]
-        while True:
-            warm = [f for f in waiting if not names.isdisjoint(f.words)]
-            if not warm:
-                break
+        names: frozenset[str] = frozenset()
+        while warm:
             self._hot |= {id(f) for f in warm}
             waiting = [f for f in waiting if id(f) not in self._hot]
-            names = set().union(*(_called_by(f) for f in warm))
-        self._names = frozenset(n for f in functions if id(f) in self._hot for n in _called_by(f))
+            fresh = frozenset().union(*map(_called_by, warm))
+            names |= fresh
+            warm = [f for f in waiting if not fresh.isdisjoint(_reached(f, spoken[id(f)]))]
+        self._names = names
+        self._calm = {id(f) for f in functions if id(f) in self._hot and not _makes_events(spoken[id(f)])}
         self._memo: dict[int, tuple[object, bool, bool]] = {}
 
     def function(self, function: ir.Function) -> bool:
         return id(function) in self._hot
+
+    def calm(self, function: ir.Function) -> bool:
+        """Whether a function is hot for its regions alone: nothing trains there, so its branches need no paths."""
+        return id(function) in self._calm
 
     def matters(self, body: tuple[ir.Stmt, ...]) -> bool:
         """Whether statements can produce an event or change where the path goes."""
@@ -86,17 +82,34 @@ class Heat:
         """Whether the arms of an ``if`` deserve paths of their own."""
         return any(hot or leaves for hot, leaves in map(self._judge, (*statement.body, *statement.orelse)))
 
+    def leaves(self, statement: ir.If) -> bool:
+        """Whether an arm may return, break, continue or raise."""
+        return any(self._judge(inner)[1] for inner in (*statement.body, *statement.orelse))
+
     def decorator(self, node: ir.Expr) -> bool:
-        return is_hot(_words(node)) or not _words(node).isdisjoint({"no_grad", "inference_mode"})
+        """Whether a decorator may be a region or no_grad."""
+        found = _spoken_in(node)
+        return found.is_hot() or not found.words.isdisjoint({"no_grad", "inference_mode"})
 
     def _judge(self, statement: ir.Stmt) -> tuple[bool, bool]:
         known = self._memo.get(id(statement))
         if known is None or known[0] is not statement:
-            words = _words_below(statement)
-            hot = not isinstance(statement, ir.Import) and (is_hot(words) or not words.isdisjoint(self._names))
+            spoken = vocabulary(statement)
+            hot = not isinstance(statement, ir.Import) and (
+                spoken.is_hot() or not self._names.isdisjoint(spoken.called)
+            )
             known = (statement, hot, _leaves(statement))
             self._memo[id(statement)] = known
         return known[1], known[2]
+
+
+def _makes_events(spoken: Vocabulary) -> bool:
+    return Vocabulary(spoken.words - MENTIONED, spoken.called - MENTIONED).is_hot()
+
+
+def _reached(function: ir.Function, spoken: Vocabulary) -> frozenset[str]:
+    """The names by which a function may reach others: those it calls, and, in a class, those it may read."""
+    return spoken.words if "." in function.qualname else spoken.called
 
 
 def _called_by(function: ir.Function) -> frozenset[str]:
@@ -126,28 +139,34 @@ def _leaves(statement: ir.Stmt) -> bool:
     return any(_leaves(inner) for block in bodies(statement) for inner in block)
 
 
-def _words_below(node: ir.Stmt) -> frozenset[str]:
-    """Every identifier and attribute name in a statement and below it."""
-    found: set[str] = set()
-    for statement in statements((node,)):
-        if isinstance(statement, (ir.Function, ir.Class)):
-            found |= statement.words
+def vocabulary(node: ir.Stmt) -> Vocabulary:
+    """The vocabulary of a statement and all below it, decorators and nested definitions included."""
+    words: set[str] = set()
+    called: set[str] = set()
+    for statement in statements((node,), into=True):
         for expression in expressions(statement):
-            found |= _words(expression)
-    return frozenset(found)
+            found = _spoken_in(expression)
+            words |= found.words
+            called |= found.called
+    return Vocabulary(frozenset(words), frozenset(called))
 
 
-def _words(node: ir.Expr) -> frozenset[str]:
-    """Every identifier and attribute name in an expression."""
-    found: set[str] = set()
+def _spoken_in(node: ir.Expr) -> Vocabulary:
+    words: set[str] = set()
+    called: set[str] = set()
     for inner in walk(node):
         if isinstance(inner, ir.Name):
-            found.add(inner.id)
+            words.add(inner.id)
         elif isinstance(inner, ir.Attr):
-            found.add(inner.name)
+            words.add(inner.name)
+        elif isinstance(inner, ir.Call):
+            called |= {inner.func.name} if isinstance(inner.func, ir.Attr) else set()
+            called |= {inner.func.id} if isinstance(inner.func, ir.Name) else set()
         elif isinstance(inner, ir.Lambda):
-            found |= inner.function.words
-    return frozenset(found)
+            below = [vocabulary(statement) for statement in inner.function.body]
+            words |= inner.function.words
+            called = called.union(*(each.called for each in below))
+    return Vocabulary(frozenset(words), frozenset(called))
 
 
 def methods_by_name(module: ir.Module) -> Mapping[str, frozenset[str]]:

@@ -16,7 +16,7 @@ from amp_audit.static.evaluate import Results
 from amp_audit.static.flow import Flow
 from amp_audit.static.hot import Heat
 from amp_audit.static.values import NONE, Condition, External, Func, Symbol, Type, Value, key_of
-from amp_audit.static.world import Place, World, either, merge, settle_volatile, short, split
+from amp_audit.static.world import Place, World, merge, settle_volatile, short, split
 
 FUEL = 150_000
 _DEAD = "builtins.exit"
@@ -126,7 +126,9 @@ class Walker(Caller):
         flow.fall.append(world)
 
     def _if(self, statement: ir.If, world: World, flow: Flow) -> None:
-        if not self.heat.forks(statement):
+        function = world.frame.function
+        calm = function is not None and self.heat.calm(function) and not self.heat.leaves(statement)
+        if calm or not self.heat.forks(statement):
             self._cold_if(statement, world, flow)
             return
         for true, after in self.decide(statement.test, world):
@@ -146,10 +148,7 @@ class Walker(Caller):
             if first.state != other.state:
                 flow.fall.append(other)
                 continue
-            _blend(first.env, other.env)
-            _blend(first.heap, other.heap)
-            _blend(first.globals, other.globals)
-            first.flags = {key: value for key, value in first.flags.items() if other.flags.get(key) is value}
+            first.absorb(other)
         flow.fall.append(first)
 
     def _for(self, statement: ir.For, world: World, flow: Flow) -> None:
@@ -334,15 +333,6 @@ def _trained(world: World) -> bool:
             return True
         step = step.previous
     return False
-
-
-def _blend(mine: dict, other: dict) -> None:  # type: ignore[type-arg]
-    for key, value in other.items():
-        own = mine.get(key)
-        if own is None:
-            mine[key] = value
-        elif own is not value:
-            mine[key] = either(own, value)
 
 
 def _all(flow: Flow) -> Iterator[World]:

@@ -111,16 +111,19 @@ class World:
         )
 
     def signature(self) -> Hashable:
-        """Equal for worlds that differ in decided conditions and in the way here only."""
-        frames = tuple(frozenset(frame.env.items()) for frame in self.frames)
-        return (
-            frames,
-            frozenset(self.heap.items()),
-            frozenset(self.globals.items()),
-            replace(self.state, ever=frozenset()),
-            self.stamp,
-            self.no_grad,
-        )
+        """Equal for worlds that differ in decided conditions, in the way here and in what is only data."""
+        frames = tuple(_telling(frame.env) for frame in self.frames)
+        state = replace(self.state, ever=frozenset())
+        return (frames, _telling(self.heap), _telling(self.globals), state, self.stamp, self.no_grad)
+
+    def absorb(self, other: World) -> None:
+        """Take in a world of the same signature: what differs becomes either of both."""
+        self.state = replace(self.state, ever=self.state.ever | other.state.ever)
+        self.flags = {key: value for key, value in self.flags.items() if other.flags.get(key) is value}
+        for mine, theirs in zip(self.frames, other.frames):
+            blend(mine.env, theirs.env)
+        blend(self.heap, other.heap)
+        blend(self.globals, other.globals)
 
     def condition_key(self, condition: Condition) -> str:
         return f"{condition.key}@{self.stamp}" if condition.volatile else condition.key
@@ -195,8 +198,7 @@ def merge(worlds: Iterable[World]) -> list[World]:
     for world in worlds:
         same = kept.setdefault(world.signature(), world)
         if same is not world:
-            same.state = replace(same.state, ever=same.state.ever | world.state.ever)
-            same.flags = {key: value for key, value in same.flags.items() if world.flags.get(key) is value}
+            same.absorb(world)
     merged = list(kept.values())
     if len(merged) <= MAX_WORLDS:
         return merged
@@ -236,6 +238,27 @@ def melt(worlds: list[World]) -> World:
 
 def _shared(one: dict[K, Value], two: dict[K, Value]) -> dict[K, Value]:
     return {key: either(value, two[key]) if key in two else value for key, value in one.items()}
+
+
+def blend(mine: dict[K, Value], other: dict[K, Value]) -> None:
+    """Names that hold different things in two worlds hold either in ``mine``."""
+    for key, value in other.items():
+        own = mine.get(key)
+        if own is None:
+            mine[key] = value
+        elif own is not value:
+            mine[key] = either(own, value)
+
+
+def _telling(names: dict[K, Value]) -> frozenset[tuple[K, Value]]:
+    """The names that hold more than data: identities, switches and what is None."""
+    return frozenset((name, value) for name, value in names.items() if not _is_data(value))
+
+
+def _is_data(value: Value) -> bool:
+    if isinstance(value, Literal):
+        return value.kind in ("int", "float", "str") and value.value != 0
+    return isinstance(value, Symbol)
 
 
 def either(one: Value, two: Value) -> Value:
