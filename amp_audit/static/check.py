@@ -14,7 +14,7 @@ from amp_audit.static import dtypes, paths, patterns
 from amp_audit.static.deep import with_deep_stack
 from amp_audit.static.findings import File, present, settle, unreadable
 from amp_audit.static.loading import lower_all
-from amp_audit.static.lowering import LoweringError
+from amp_audit.static.position import LoweringError
 from amp_audit.static.project import Project
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.selection import Selection, root_of, select, triggers

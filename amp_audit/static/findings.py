@@ -14,7 +14,7 @@ from functools import cached_property
 from amp_audit.model import Confidence, Evidence, Finding, Location, Related
 from amp_audit.rulebook import Rule, Rulebook
 from amp_audit.static import ir
-from amp_audit.static.lowering import Position, positions
+from amp_audit.static.position import Position
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.sources import Source, Unreadable
 from amp_audit.static.suppress import Directive, Spot, directives, silenced
@@ -40,6 +40,8 @@ class File:
 
     @cached_property
     def _positions(self) -> Callable[[int], Position]:
+        from amp_audit.static.lowering import positions
+
         return positions(self.source.text)
 
     def position(self, at: int) -> Position:

@@ -14,7 +14,7 @@ from threading import Thread
 
 from amp_audit.static import ir
 from amp_audit.static.deep import with_deep_stack
-from amp_audit.static.lowering import LoweringError, lower
+from amp_audit.static.position import LoweringError
 from amp_audit.static.sources import Source
 
 _WORTH_A_PROCESS = 400_000
@@ -49,6 +49,9 @@ def _halves(sources: Sequence[Source]) -> tuple[list[Source], list[Source]]:
 
 
 def _lower_here(sources: Sequence[Source]) -> dict[str, Lowered]:
+    if not sources:
+        return {}
+
     def work() -> dict[str, Lowered]:
         with _without_gc():
             return {source.path: _lower(source) for source in sources}
@@ -57,6 +60,8 @@ def _lower_here(sources: Sequence[Source]) -> dict[str, Lowered]:
 
 
 def _lower(source: Source) -> Lowered:
+    from amp_audit.static.lowering import lower
+
     try:
         return lower(source.path, source.text)
     except LoweringError as error:

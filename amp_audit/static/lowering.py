@@ -10,7 +10,6 @@ import ast
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import libcst as cst
@@ -19,30 +18,12 @@ from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 from amp_audit.static import ir
 from amp_audit.static.deep import with_deep_stack
 from amp_audit.static.expressions import BadLiteral, Expressions
+from amp_audit.static.position import LoweringError, Position
 
 _GUARDED_LENGTH = 16_384
 """Above this many characters Python's own parser, which has limits on nesting and is eight times faster, goes first."""
 
 _GUARD_RECURSION = 1_000
-
-
-class LoweringError(Exception):
-    """A source that is not valid Python, or nested too deeply. ``line`` and ``column`` count from 1."""
-
-    def __init__(self, message: str, line: int = 1, column: int = 1) -> None:
-        super().__init__(message)
-        self.line = line
-        self.column = column
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A range of a source: lines and columns from 1, the end exclusive, columns in code points."""
-
-    line: int
-    column: int
-    end_line: int
-    end_column: int
 
 
 def lower(path: str, source: str | bytes) -> ir.Module:

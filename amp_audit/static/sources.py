@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from amp_audit.static.lowering import LoweringError, lower
+from amp_audit.static.position import LoweringError
 
 SUFFIXES = (".py", ".pyw", ".ipynb")
 STDIN = "<stdin>"
@@ -280,6 +280,8 @@ def _python(text: str) -> str:
         lines = [""] * (first + 1) + kept
     plain = "\n".join(_without_magics(lines))
     if not _parses(plain):
+        from amp_audit.static.lowering import lower
+
         lower("", plain)
     return plain
 
