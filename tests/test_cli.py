@@ -276,18 +276,20 @@ def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "code", "said"),
+    ("after", "code", "steps", "said"),
     [
-        ("raise ValueError('no')", 1, "ValueError: no"),
-        ("sys.exit(3)", 3, ""),
-        ("import os; os._exit(5)", 5, ""),
+        ("raise ValueError('no')", 1, {4}, "ValueError: no"),
+        ("sys.exit(3)", 3, {4}, ""),
+        ("import os; os._exit(5)", 5, {3, 4}, ""),  # the step in flight may be lost
     ],
 )
-def test_a_program_that_fails_is_still_reported(tmp_path: Path, after: str, code: int, said: str) -> None:
+def test_a_program_that_fails_is_still_reported(
+    tmp_path: Path, after: str, code: int, steps: set[int], said: str
+) -> None:
     result, data = audited(tmp_path, program(bad=True, after=after))
     assert result.returncode == 3
     assert said in result.stderr and "amp_audit" not in result.stderr
-    assert (data["trace"]["program_exit"], data["trace"]["steps"]) == (code, 4)
+    assert data["trace"]["program_exit"] == code and data["trace"]["steps"] in steps
     assert "confirmed" in {f["verdict"] for f in data["findings"] if f["rule"] == "AMP202"}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from amp_audit import __version__
 from amp_audit.model import Confidence, Coverage, Evidence, Location, Severity, Subject, Verdict
 from amp_audit.report import render
 from amp_audit.report.content import Program, Report
@@ -33,7 +34,8 @@ def shown(
 
 def test_a_finding_shows_line_numbers_path_why_and_fix(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = shown(samples.report(samples.clip(), root=project), monkeypatch)
-    head, rest = text.split("\n", 1)
+    title, head, rest = text.lstrip("\n").replace("\n\n", "\n", 1).split("\n", 2)
+    assert title == f"amp-audit {__version__}: train.py --lr 0.1"
     assert head == "error AMP202 clip-before-unscale  (confirmed by the run)"
     assert "  --> train.py:2:1\n    2 | clip_grad_norm_(model.parameters(), 1.0)\n      | " + "^" * 40 + "\n" in rest
     assert "seen  gradient norm 3.9e+04, max_norm 1.0 (steps 1-3)" in rest
@@ -46,10 +48,14 @@ def test_worst_first_and_notes_in_one_line(project: Path, monkeypatch: pytest.Mo
     note = samples.clip(rule="AMP003", name="not-observed", severity=Severity.INFO, location=None)
     warning = samples.clip(rule="AMP302", name="backward-inside-autocast", severity=Severity.WARNING)
     report = samples.report(note, warning, samples.clip(), root=project)
-    text = shown(report, monkeypatch)
+    text = shown(report, monkeypatch, 120)
     assert text.index("AMP202 clip") < text.index("AMP302 backward")
     assert "1 note not shown (--verbose): AMP003 not-observed" in text
-    assert text.splitlines()[-1] == "1 error, 1 warning, 1 note; 3 confirmed by the run"
+    assert "\n1 error, 1 warning, 1 note; 3 confirmed by the run\n" in text
+    assert (
+        text.splitlines()[-1]
+        == "amp-audit explain AMP202 tells more of a rule; the trace is kept in /project/.amp-audit/x"
+    )
     assert "info AMP003" in shown(report, monkeypatch, verbose=True)
 
 
@@ -80,7 +86,7 @@ def test_nothing_is_wider_than_the_terminal_nor_drives_it(
 def test_carets_stand_under_wide_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("s = '宽宽'; f(x)\n", encoding="utf-8")
     text = shown(samples.report(samples.clip(location=Location("train.py", 1, 11, 1, 15)), root=tmp_path), monkeypatch)
-    code, carets = text.splitlines()[2:4]
+    code, carets = next((a, b) for a, b in zip(text.splitlines(), text.splitlines()[1:]) if "^" in b)
     start = carets.index("^")
     assert cell_len(code[: code.index("f(x)")]) == start
     assert carets.count("^") == 4
@@ -138,7 +144,8 @@ def test_the_run_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_clean_verdict_says_what_it_covers(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, check = samples.report(), samples.report(command="check", summary=None, program=None)
+    run = samples.report(trace_folder=None)
+    check = samples.report(command="check", summary=None, program=None, trace_folder=None)
     rules = len(run.book.rules)
     assert (
         shown(run, monkeypatch).splitlines()[-1]
