@@ -54,6 +54,15 @@ class Layout:
         parts = (os.path.splitext(inside)[0] if self.is_file(path) else inside).split(os.sep)
         return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
+    def package(self, path: str) -> str | None:
+        """The folder of the outermost package that a file lies in; None for a file in no package."""
+        top = os.path.dirname(os.path.abspath(path))
+        if not self.is_package(top):
+            return None
+        while self.is_package(os.path.dirname(top)):
+            top = os.path.dirname(top)
+        return top
+
     def child(self, folder: str, name: str) -> str | None:
         """The file (``name.py``, a package's ``__init__.py``) or folder that ``name`` is in ``folder``; or None."""
         key = (folder, name)

@@ -1,8 +1,10 @@
 """Which files can matter, decided on their bytes: the prefilter.
 
 A file survives when it holds a trigger word, that is, a name of mixed precision. Around the survivors lies context:
-what they import, however far, since calls are followed there and numbers count there; and training code that imports
-its way to a survivor, since it may hold the other half of an order mistake. All else is skipped, unread.
+what they import, however far, since calls are followed there and numbers count there; training code that imports
+its way to a survivor, since it may hold the other half of an order mistake; and models that a program may build without
+naming them in an import: those of the package that enters autocast, and those where a program imports by a computed
+name. All else is skipped, unread.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ Each alternative begins with a letter as such: Python's regular expressions then
 """
 
 _TRAINING = re.compile(rb"backward\b|step\s*\(|clip_grad|zero_grad|autograd|state_dict|torch\s*\.\s*save")
+_AUTOCAST = re.compile(rb"autocast\b")
+_MODEL = re.compile(rb"def[ \t]+forward\b")
+_LOADS_BY_NAME = re.compile(rb"import_module\b|__import__\b|importlib\b")
 _IMPORT = re.compile(
     rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]*(\([^)]*\)|(?:[^\n#;\\]|\\\r?\n)*)|import[ \t]+([^\n#;]+))", re.M
 )
@@ -116,6 +121,9 @@ class _Selector:
             chosen = set(alive)
             alive += [path for path in given if path not in chosen and self._trains_with(path)]
         around = self._closure(alive)
+        if prefilter:
+            alive += self._unnamed_models([path for path in given if path not in set(alive)], around | set(alive))
+            around = self._closure(alive)
         names = {os.path.abspath(path): path for path in given}
         checked = {path: self.data[path] for path in given if path in set(alive) or os.path.abspath(path) in around}
         context = {path: self.data[path] for path in sorted(around - names.keys())}
@@ -134,6 +142,22 @@ class _Selector:
     def _trains_with(self, path: str) -> bool:
         """Whether a file without trigger words trains, and imports its way to a file with some."""
         return _TRAINING.search(self.data[path]) is not None and self._reaches(path)
+
+    def _unnamed_models(self, others: Iterable[str], programs: Iterable[str]) -> list[str]:
+        """Those of the other files that hold models which the programs may build without importing them by name."""
+        folders: set[str] = set()
+        for path in programs:
+            data = b"" if path == STDIN else self._bytes(path) or b""
+            if _AUTOCAST.search(data):
+                folders.add(self.layout.package(path) or "")
+            if _LOADS_BY_NAME.search(data):
+                folders.add(os.path.dirname(os.path.abspath(path)))
+        below = tuple(f"{folder}{os.sep}" for folder in folders if folder)
+        return [
+            path
+            for path in others
+            if below and self._key(path).startswith(below) and _MODEL.search(self.data[path]) is not None
+        ]
 
     def _reaches(self, path: str) -> bool:
         """Whether ``path`` imports, directly or not, a file with a trigger word."""
