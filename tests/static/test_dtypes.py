@@ -17,6 +17,7 @@ from amp_audit.static.dtypes.values import NAMES, Opaque, Tensor, rounded
 from amp_audit.static.dtypes.walk import Walk
 from amp_audit.static.lowering import lower, positions
 from amp_audit.static.project import Project
+from amp_audit.static.selection import select, triggers
 
 OWN_RULES = ("AMP315", "AMP401", "AMP402", "AMP501", "AMP503")
 
@@ -292,9 +293,24 @@ def test_a_model_loaded_by_name() -> None:
     check(train=loading, model=MODEL.format(comment="  # AMP501"))
 
 
-def test_a_model_of_the_same_package_that_a_registry_builds() -> None:
-    train = TRAIN.replace("from model import Net", "from pkg.registry import build as Net")
-    check(pkg____init__="", pkg__train=train, pkg__registry="", pkg__model=MODEL.format(comment="  # AMP501"))
+def test_a_model_of_the_same_package_that_a_registry_builds(tmp_path: Path) -> None:
+    sources = {
+        "pkg/__init__.py": "",
+        "pkg/train.py": TRAIN.replace("from model import Net", "from pkg.registry import build as Net"),
+        "pkg/registry.py": "",
+        "pkg/model.py": MODEL.format(comment=""),
+        "other/model.py": MODEL.format(comment=""),
+    }
+    for name, source in sources.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+    modules = [lower(str(tmp_path / name), textwrap.dedent(source)) for name, source in sources.items()]
+    found = dtypes.find(Project(modules, tmp_path), book())
+    assert [(finding.rule.id, finding.path) for finding in found] == [("AMP501", str(tmp_path / "pkg/model.py"))]
+    chosen = select([module.path for module in modules], str(tmp_path), triggers(book()))
+    assert str(tmp_path / "pkg/model.py") in chosen.checked
+    assert str(tmp_path / "other/model.py") not in chosen.checked
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.traverse import statements
 
 _PRECISION_WORDS = frozenset({"autocast", "half", "bfloat16", "float16", "custom_fwd"})
+_TRAINS = re.compile(r"backward$|step$|clip_grad|zero_grad|autograd|state_dict|^save$")
 _IMPORTING_WORDS = frozenset({"importlib", "import_module", "__import__"})
 _TRAINING_WORDS = frozenset({"optim", "optimizer", "backward"})
 
@@ -99,9 +101,10 @@ def _training_region(walk: Walk) -> Region | None:
 def _reached(project: Project, live: Mapping[str, object]) -> set[str]:
     """The modules of the programs that enter a region: what they import, their own packages, what they load by name."""
     imports = {path: set(_imports(project, module)) for path, module in project.modules.items()}
+    trains = {path for path, module in project.modules.items() if any(map(_TRAINS.search, module.words))}
     programs = set(live)
     while True:
-        more = {path for path, targets in imports.items() if targets & programs} - programs
+        more = {path for path in trains if imports[path] & programs} - programs
         if not more:
             break
         programs |= more
@@ -110,24 +113,18 @@ def _reached(project: Project, live: Mapping[str, object]) -> set[str]:
         for path in imports.get(todo.pop(), set()) - programs:
             programs.add(path)
             todo.append(path)
-    return programs | _importable(project, live) | _loaded_by_name(project, programs)
+    return programs | _unnamed(project, live, programs)
 
 
-def _importable(project: Project, live: Mapping[str, object]) -> set[str]:
-    """The modules of the packages in which a region is entered."""
-    names = {path: project.name(module) for path, module in project.modules.items()}
-    packages = {names[path].partition(".")[0] for path in live if path in names}
-    return {path for path, name in names.items() if "." in name and name.partition(".")[0] in packages}
-
-
-def _loaded_by_name(project: Project, programs: Iterable[str]) -> set[str]:
-    """What lies beside and below a program that imports by a name it computes: any of it may be what it loads."""
-    folders = tuple(
-        f"{os.path.dirname(path)}{os.sep}"
-        for path in programs
-        if path in project.modules and _IMPORTING_WORDS & project.modules[path].words
-    )
-    return {path for path in project.modules if folders and path.startswith(folders)}
+def _unnamed(project: Project, live: Mapping[str, object], programs: Iterable[str]) -> set[str]:
+    """What a program may load without importing it by name: the package that enters a region, and what lies beside
+    and below a program that imports by a name it computes."""
+    folders = {project.layout.package(path) for path in live}
+    for path in programs:
+        if path in project.modules and _IMPORTING_WORDS & project.modules[path].words:
+            folders.add(os.path.dirname(os.path.abspath(path)))
+    below = tuple(f"{folder}{os.sep}" for folder in folders if folder)
+    return {path for path in project.modules if below and os.path.abspath(path).startswith(below)}
 
 
 def _imports(project: Project, module: ir.Module) -> Iterator[str]:
