@@ -69,10 +69,8 @@ class Program:
             return facts["phase"] != "ready"
         return facts["phase"] == "stepped" or (facts["phase"] == "ready" and facts["gradients"] == "none")
 
-    def call(self, op: str, name: str) -> None:
-        """One call to the scaler or the optimizer. Raises Raised where torch does."""
-        optimizer, parameter = self.optimizers[name], self.parameters[name]
-        event = {
+    def event(self, op: str, name: str) -> Event:
+        return {
             "unscale": Event(Kind.UNSCALE, scaler="scaler", optimizer=f"opt{name}"),
             "step": Event(Kind.STEP, scaler="scaler", optimizer=f"opt{name}", via=Via.SCALER),
             "plain_step": Event(Kind.STEP, optimizer=f"opt{name}", via=Via.PLAIN),
@@ -80,6 +78,16 @@ class Program:
             "update_given": Event(Kind.UPDATE, scaler="scaler", given=True),
             "zero_grad": Event(Kind.ZERO_GRAD, optimizer=f"opt{name}"),
         }[op]
+
+    def would_refuse(self, op: str, name: str) -> bool:
+        event = self.event(op, name)
+        asked = op in ("unscale", "step", "update", "update_given")
+        return asked and self.refuses(event, dict(advance(self.state, event)[1]))
+
+    def call(self, op: str, name: str) -> None:
+        """One call to the scaler or the optimizer. Raises Raised where torch does."""
+        optimizer, parameter = self.optimizers[name], self.parameters[name]
+        event = self.event(op, name)
         known = self.scaled()
         before = self.state
         facts = self.tell(event)
@@ -130,30 +138,41 @@ class Program:
             self.tainted |= {n for n in "AB" if self.count[n]}  # the scale may be the same as before
 
 
-CALLS = st.one_of(
-    st.tuples(st.just("backward"), st.sampled_from(["A", "B", "AB"]), st.booleans()),
-    st.tuples(
-        st.sampled_from(["unscale", "step", "plain_step", "update", "update_given", "zero_grad"]),
-        st.sampled_from("AB"),
-        st.just(False),
+FRAGMENTS = [
+    *(
+        "backward+A",
+        "backward-A",
+        "backward+B",
+        "backward+AB",
+        "backward+A unscale:A",
+        "backward+A unscale:A backward-A",
     ),
-)
+    *("unscale:A", "step:A", "step:B", "plain_step:A", "zero_grad:A", "zero_grad:B", "update:A", "update_given:A"),
+    *("step:A update:A", "unscale:A backward+A", "unscale:A update:A", "update:A unscale:A"),
+]
 
 
-@settings(max_examples=400, deadline=None)
-@given(st.lists(CALLS, max_size=14))
-def test_any_sequence_fails_in_torch_exactly_where_the_machine_says(calls: list[tuple[str, str, bool]]) -> None:
+@settings(max_examples=600, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(FRAGMENTS), st.sampled_from([False, False, False, True])), max_size=10))
+def test_any_sequence_fails_in_torch_exactly_where_the_machine_says(fragments: list[tuple[str, bool]]) -> None:
+    """A call that the machine says torch refuses is dared one time in four; afterwards nothing has changed, unless
+    nothing was scaled yet or an optimizer without gradients was refused in the middle of its step.
+    """
     program = Program()
-    for op, names, scaled in calls:
-        if op == "backward":
-            program.backward(names, scaled)
+    for call, dare in [(call, dare) for fragment, dare in fragments for call in fragment.split()]:
+        if call.startswith("backward"):
+            program.backward(call[9:], scaled=call[8] == "+")
             continue
-        if op == "unscale" and program.parameters[names].grad is None:
+        op, _, name = call.partition(":")
+        if op == "unscale" and program.parameters[name].grad is None:
             continue  # torch then holds an unscaled optimizer without checks, which the machine does not tell apart
+        if program.would_refuse(op, name) and not dare:
+            continue
         try:
-            program.call(op, names)
+            program.call(op, name)
         except Raised:
-            return
+            if program.parameters[name].grad is None or op == "update" or not program.scaled():
+                return
 
 
 ITERATION = ["backward+", "unscale", "step", "update", "zero_grad"]
@@ -175,6 +194,7 @@ ITERATION = ["backward+", "unscale", "step", "update", "zero_grad"]
         (["backward+", "update_given"], None),
         (["backward+", "zero_grad", "step"], 2),
         (["backward+", "unscale", "zero_grad", "step", "update"], None),
+        (["backward+", "zero_grad", "unscale", "update"], 3),
     ],
 )
 def test_known_sequences(calls: list[str], fails: int | None) -> None:
@@ -224,7 +244,7 @@ class Layer:
 
     def step(self) -> None:
         with torch.no_grad():
-            self.weight.sub_(1.0)
+            self.weight.add_(2.0)  # only upwards, so that an old copy is never right by chance
         self.tell(Event(Kind.STEP, owners=("W",), via=Via.PLAIN))
 
     def clear(self) -> None:
@@ -235,11 +255,7 @@ class Layer:
         out = torch.nn.functional.linear(torch.ones(1, 4), self.weight)
         facts = self.tell(Event(Kind.FORWARD, owners=("W",)))
         really = not torch.equal(out.detach().float(), self.weight.detach().sum(1)[None])
-        # A weight that was changed and changed back is stale by right though its value says nothing.
-        if really:
-            assert facts.get("stale") in ("step", "write")
-        if not facts.get("stale"):
-            assert not really
+        assert bool(facts.get("stale")) is really
 
 
 REGION_CALLS = st.one_of(
@@ -260,6 +276,27 @@ def test_stale_weights_are_where_the_machine_says(calls: list[tuple[object, ...]
             layer.exit()
 
 
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "enter forward step forward",
+        "enter forward clear step forward",
+        "enter forward step clear forward step forward",
+        "enter forward exit step enter forward",
+        "enter enter forward exit step forward",
+        "enter clear forward write forward",
+    ],
+)
+def test_known_regions(calls: str) -> None:
+    layer = Layer()
+    try:
+        for name in calls.split():
+            getattr(layer, name)(*((True, True) if name == "enter" else ()))
+    finally:
+        while layer.open:
+            layer.exit()
+
+
 def test_one_loop_inside_one_region_trains_on_old_weights() -> None:
     layer = Layer()
     layer.enter(True, True)
@@ -270,6 +307,14 @@ def test_one_loop_inside_one_region_trains_on_old_weights() -> None:
     layer.exit()
     assert facts["stale"] == "write"
     assert not torch.equal(out.detach().float(), layer.weight.detach().sum(1)[None])
+
+
+def test_each_model_has_a_cache_of_its_own_in_a_region() -> None:
+    enter = Event(Kind.REGION_ENTER, region=1, dtype="bfloat16", enabled=True)
+    one, two = Event(Kind.FORWARD, owners=("m",)), Event(Kind.FORWARD, owners=("n",))
+    step = Event(Kind.STEP, owners=("m",), via=Via.PLAIN)
+    assert run([enter, one, two, step, one])[-1]["stale"] == "step"
+    assert run([enter, two, step, one])[-1].get("stale") is None
 
 
 # Facts that torch keeps silent about
