@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from amp_audit import merge, supervisor
+from amp_audit import marks, merge, supervisor
 from amp_audit.model import Confidence, Coverage, Evidence, Finding, Severity, Subject, Verdict
 from amp_audit.reading import Read, assemble, load_rules, read
 from amp_audit.report.content import Exit, Program, Report
@@ -109,9 +109,10 @@ def _audited(
 
 def _merged(known: Sequence[Finding], traces: Sequence[Trace], book: Rulebook) -> list[Finding]:
     """What was read and what ran, and, as a note, what of the run could not be seen."""
-    found = merge.merge(known, judge.findings(traces, book), merge.observe(traces), book)
     unseen = summarize(traces).unobserved if traces else ()
-    return [*found, _not_observed(unseen, book[NOT_OBSERVED])] if unseen and NOT_OBSERVED in book.rules else found
+    notes = [_not_observed(unseen, book[NOT_OBSERVED])] if unseen and NOT_OBSERVED in book.rules else []
+    seen = marks.finish([*judge.findings(traces, book), *notes], book)
+    return merge.merge(known, seen, merge.observe(traces), book)
 
 
 def _not_observed(unseen: Sequence[tuple[str, int]], rule: Rule) -> Finding:
@@ -180,7 +181,6 @@ def _counter(folder: Path, reading: Future[Read] | None, book: Rulebook) -> Call
             traces = reader.read(folder)
         except (reader.TraceError, OSError):
             return len(known)
-        found = merge.merge(known, judge.findings(traces, book), merge.observe(traces), book)
-        return sum(finding.severity > Severity.INFO for finding in found)
+        return sum(finding.severity > Severity.INFO for finding in _merged(known, traces, book))
 
     return count
