@@ -277,7 +277,12 @@ def _default(one: Field[Any]) -> Any:
     return one.default if one.default_factory is MISSING else one.default_factory()
 
 
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+
+
 def _lean(value: Any) -> Any:
+    if type(value) in _ATOMS:  # most values are, and this runs once for each of them in every step
+        return value
     if is_dataclass(value):
         known = _fields(type(value))
         pairs = ((name, getattr(value, name)) for name in known)
