@@ -7,7 +7,7 @@ path through the code, the runtime half with the one trail of what happened.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -116,14 +116,12 @@ def _hazard(rule: Rule, detector: Detector, trail: Trail[P], facts: Facts, state
     if spot is None:
         return None
     event = trail.event
-    about = {
-        x
-        for x in (event.scaler, event.optimizer, spot.event.scaler, spot.event.optimizer, spot.event.region)
-        if x is not None
-    }
-    about |= {region.id for region in state.regions if region.id is not None}
+    carried = facts.get("scaler")
+    scaler = event.scaler if event.scaler is not None else carried if isinstance(carried, Hashable) else None
+    named = (scaler, event.optimizer, spot.event.scaler, spot.event.optimizer, spot.event.region)
+    about = frozenset(x for x in (*named, *(region.id for region in state.regions)) if x is not None)
     assumed = bool(facts.get("assumed"))
-    return Hazard(rule, detector, spot.place, _steps(trail, spot), facts, frozenset(about), event.scaler, assumed)
+    return Hazard(rule, detector, spot.place, _steps(trail, spot), facts, about, scaler, assumed)
 
 
 def _spot(detector: Detector, trail: Trail[P], state: State) -> Trail[P] | None:

@@ -190,6 +190,7 @@ def describe(state: State, owners: Iterable[Id], assumed: bool) -> dict[str, obj
     held = [get(state.owners, owner) or Gradients("unknown") for owner in owners] or [Gradients("unknown")]
     telling = [one for one in held if one.value != "none"] or held
     dtypes = {one.dtype for one in telling}
+    scalers = {one.scaler for one in telling}
     return {
         "gradients": _together({one.value for one in telling}, assumed),
         "consumed": all(one.consumed for one in telling),
@@ -197,6 +198,7 @@ def describe(state: State, owners: Iterable[Id], assumed: bool) -> dict[str, obj
         "rescaled": any(one.rescaled for one in telling),
         "assumed": assumed or any(one.assumed for one in telling),
         "forward_dtype": dtypes.pop() if len(dtypes) == 1 else None,
+        "scaler": scalers.pop() if len(scalers) == 1 else None,
     }
 
 

@@ -12,7 +12,20 @@ from amp_audit.static.evaluate import Evaluator, Results, fresh
 from amp_audit.static.evaluate import named as called
 from amp_audit.static.flow import Flow
 from amp_audit.static.hot import Heat
-from amp_audit.static.values import NONE, Func, Instance, Items, Literal, Method, Super, Symbol, Table, Type, Value
+from amp_audit.static.values import (
+    NONE,
+    Func,
+    Instance,
+    Items,
+    Literal,
+    Method,
+    Partial,
+    Super,
+    Symbol,
+    Table,
+    Type,
+    Value,
+)
 from amp_audit.static.world import Frame, Place, World, merge, short
 
 MAX_DEPTH = 10
@@ -70,6 +83,8 @@ class Caller(Evaluator):
     def call(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
         if isinstance(callee, Func):
             return self._call_func(callee, node, args, named, world)
+        if isinstance(callee, Partial):
+            return self.call(callee.func, node, [*callee.args, *args], {**dict(callee.named), **named}, world)
         if isinstance(callee, Type):
             return self._instantiate(callee, node, args, named, world)
         if isinstance(callee, Instance):
@@ -90,7 +105,7 @@ class Caller(Evaluator):
         function = func.function
         self.followed.add((func.module.path, function.at))
         env = dict(_live_env(func, world))
-        self._bind_parameters(func, env, [*func.args, *args], named, world)
+        self._bind_parameters(func, env, args, named, world)
         world.frames.append(Frame(func.module, function, env, func.cls))
         entered = self._decorators_enter(function, world)
         stamp = world.stamp

@@ -25,6 +25,7 @@ from amp_audit.static.values import (
     Optimizer,
     Package,
     Parameters,
+    Partial,
     Region,
     Scaler,
     Scheduler,
@@ -295,8 +296,8 @@ class Effects:
             found = self._builtin(short_name, node, args, named, world)
             if found is not None:
                 return [(found, world)]
-        if name == "functools.partial" and args and isinstance(args[0], Func):
-            return [(replace(args[0], args=(*args[0].args, *args[1:])), world)]
+        if name == "functools.partial" and args:
+            return [(Partial(args[0], tuple(args[1:]), tuple(named.items())), world)]
         if name in ("contextlib.nullcontext", "contextlib.suppress", "contextlib.ExitStack"):
             return [(External(name), world)]
         if _builds_model(name):
@@ -393,6 +394,10 @@ class Effects:
         if isinstance(base, Method) and base.name == "grad" and name.endswith("_"):
             kind = Kind.ZERO_GRAD if name == "zero_" else Kind.GRAD_WRITE
             self.walker.emit(world, Event(kind, owners=_known(owners_of(base.base))), node.at)
+        if isinstance(base, Items) and name in ("append", "extend") and args and isinstance(node.func, ir.Attr):
+            more = args[:1] if name == "append" else args[0].items if isinstance(args[0], Items) else args[:1]
+            self.walker.bind(node.func.base, Items((*base.items, *more)), world)
+            return [(NONE, world)]
         if isinstance(base, Table):
             return [(_table_method(base, name, args) or self.result(method, node, args, named, world), world)]
         if isinstance(base, External) and name == "enter_context" and args:

@@ -402,8 +402,8 @@ class Evaluator(abc.ABC):
             if any(column is None for column in columns):
                 return None
             return [Items(row) for row in zip(*(column for column in columns if column is not None))]
-        if not isinstance(value, Items) or len(value.items) > MAX_UNROLL:
-            return None
+        if not isinstance(value, Items) or not 0 < len(value.items) <= MAX_UNROLL:
+            return None  # an empty list is there to be filled
         spread = any(isinstance(item, Method) and item.name == "*" for item in value.items)
         return None if spread else list(value.items)
 

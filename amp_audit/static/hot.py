@@ -51,12 +51,13 @@ class Heat:
     """Answers for the modules of one project; what calls a hot function by name is hot as well."""
 
     def __init__(self, modules: Iterable[ir.Module]) -> None:
+        modules = list(modules)
         functions = [found for module in modules for found, _ in definitions(module.body)]
         spoken = {id(function): vocabulary(function) for function in functions}
+        names = _aliases(modules)
         waiting = functions
-        warm = [f for f in waiting if spoken[id(f)].is_hot()]
+        warm = [f for f in waiting if spoken[id(f)].is_hot() or not names.isdisjoint(spoken[id(f)].words)]
         self._hot: set[int] = set()
-        names: frozenset[str] = frozenset()
         while warm:
             self._hot |= {id(f) for f in warm}
             waiting = [f for f in waiting if id(f) not in self._hot]
@@ -68,6 +69,8 @@ class Heat:
         self._memo: dict[int, tuple[object, bool, bool]] = {}
 
     def function(self, function: ir.Function) -> bool:
+        if function.name == "<lambda>":
+            return self.matters(function.body)
         return id(function) in self._hot
 
     def calm(self, function: ir.Function) -> bool:
@@ -101,6 +104,18 @@ class Heat:
             known = (statement, hot, _leaves(statement))
             self._memo[id(statement)] = known
         return known[1], known[2]
+
+
+def _aliases(modules: Iterable[ir.Module]) -> frozenset[str]:
+    """Other names under which the modules import what matters."""
+    return frozenset(
+        local
+        for module in modules
+        for statement in statements(module.body, into=True)
+        if isinstance(statement, ir.Import)
+        for local, target in statement.bindings
+        if target.rpartition(".")[2] in CALLED | MENTIONED and local != target.rpartition(".")[2]
+    )
 
 
 def _makes_events(spoken: Vocabulary) -> bool:

@@ -160,7 +160,6 @@ class Func:
     bound: Value | None = None
     env: dict[str, Value] = field(default_factory=dict)
     cls: ClassRef | None = None
-    args: tuple[Value, ...] = ()  # of functools.partial
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Func) and self._key() == other._key()
@@ -169,7 +168,16 @@ class Func:
         return hash(self._key())
 
     def _key(self) -> tuple[object, ...]:
-        return (self.module.path, self.function.at, self.bound, self.args)
+        return (self.module.path, self.function.at, self.bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """``functools.partial(func, *args, **named)``."""
+
+    func: Value
+    args: tuple[Value, ...] = ()
+    named: tuple[tuple[str, Value], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +226,7 @@ Value: TypeAlias = (
     | Items
     | Table
     | Func
+    | Partial
     | Type
     | Package
     | Method

@@ -154,9 +154,6 @@ class Walker(Caller):
     def _for(self, statement: ir.For, world: World, flow: Flow) -> None:
         for iterable, after in self.eval(statement.iterable, world):
             known = self.known_items(iterable)
-            if known == []:
-                flow.fall.append(after)
-                continue
             rounds = range(2 if known is None else len(known))
             begins = [self._binder(statement.target, iterable, known, number) for number in rounds]
             self._loop(statement, after, begins, flow)

@@ -1,0 +1,449 @@
+"""The path interpreter on small programs: which paths exist, what names keep their identity, what follows from it."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from amp_audit import rulebook
+from amp_audit.model import Confidence
+from amp_audit.static import lowering, paths
+from amp_audit.static.project import Project
+
+BASE = """
+import torch
+from torch import nn
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+loader = [(torch.randn(8, 4), torch.randn(8, 2))] * 4
+"""
+
+LOOP = """
+for x, y in loader:
+    optimizer.zero_grad()
+    with torch.autocast("cuda"):
+        loss = nn.functional.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+"""
+
+
+def found(*sources: str, names: tuple[str, ...] = ()) -> set[tuple[str, str, int]]:
+    """(rule, file, line) of every finding in modules called main, then ``names``."""
+    files = dict(zip((f"/project/{name}.py" for name in ("main", *names)), map(textwrap.dedent, sources)))
+    modules = [lowering.lower(path, source) for path, source in files.items()]
+    raw, notes = paths.find(Project(modules, Path("/project")), rulebook.load())
+    assert notes == []
+    place = {path: lowering.positions(source) for path, source in files.items()}
+    return {(f.rule.id, Path(f.path).stem, place[f.path](f.at).line) for f in raw if f.rule.id != "AMP701"}
+
+
+def line(source: str, text: str) -> int:
+    lines = textwrap.dedent(source).split("\n")
+    return next(n for n, each in enumerate(lines, 1) if text in each)
+
+
+def rules(*sources: str, names: tuple[str, ...] = ()) -> set[str]:
+    return {rule for rule, _, _ in found(*sources, names=names)}
+
+
+def in_loop(*statements: str) -> str:
+    return BASE + LOOP + textwrap.indent("\n".join(statements), "    ")
+
+
+CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+UNSCALE = "scaler.unscale_(optimizer)"
+STEP = "scaler.step(optimizer)"
+UPDATE = "scaler.update()"
+
+
+def test_the_textbook_order_is_clean() -> None:
+    assert rules(in_loop(UNSCALE, CLIP, STEP, UPDATE)) == set()
+
+
+def test_clip_of_scaled_gradients_stands_at_the_clip() -> None:
+    source = in_loop(CLIP, STEP, UPDATE)
+    assert found(source) == {("AMP202", "main", line(source, "clip_grad_norm_"))}
+
+
+@pytest.mark.parametrize(
+    ("unscale", "clip", "expected"),
+    [
+        ("if args.clip:", "if args.clip:", set()),
+        ("if args.clip:", "if not args.clip:", {"AMP202"}),
+        ("if args.clip > 0:", "if args.clip > 0:", set()),
+        ("if args.clip or args.log:", "if args.clip:", set()),
+        ("if args.clip and args.log:", "if args.clip:", {"AMP202"}),
+        ("if args.clip is not None:", "if args.clip:", set()),
+        ("if args.mode == 'clip':", "if args.mode == 'clip':", set()),
+        ("if args.mode == 'clip':", "if args.mode != 'clip':", {"AMP202"}),
+        ("if (step + 1) % 4 == 0:", "if (step + 1) % 4 == 0:", set()),
+    ],
+)
+def test_a_condition_that_was_decided_stays_decided(unscale: str, clip: str, expected: set[str]) -> None:
+    source = f"import sys\nargs, step = sys.argv[1], int(sys.argv[2])\n{BASE}{LOOP}"
+    body = [unscale, f"    {UNSCALE}", clip, f"    {CLIP}", STEP, UPDATE]
+    assert rules(source + textwrap.indent("\n".join(body), "    ")) == expected
+
+
+def test_what_changes_from_round_to_round_is_not_kept() -> None:
+    source = f"""{BASE}
+for step, (x, y) in enumerate(loader):
+    with torch.autocast("cuda"):
+        loss = nn.functional.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+    if (step + 1) % 4 == 0:
+        {STEP}
+        {UPDATE}
+        optimizer.zero_grad()
+    if step % 4 == 0:
+        {CLIP}
+"""
+    assert "AMP202" in rules(source)  # one round does not step, the next clips what is still scaled
+
+
+def test_enabled_follows_its_flag() -> None:
+    source = f"""
+import argparse, torch
+from torch import nn
+args = argparse.ArgumentParser().parse_args()
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda", enabled=args.amp)
+for x, y in []:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", enabled=args.amp):
+        loss = nn.functional.mse_loss(model(x), y)
+    if args.amp:
+        scaler.scale(loss).backward()
+        {UNSCALE}
+    else:
+        loss.backward()
+    {CLIP}
+    {STEP}
+    {UPDATE}
+"""
+    assert rules(source) == set()
+
+
+def test_none_is_a_flag() -> None:
+    source = f"""{BASE}
+def train(model, optimizer, loader, scaler=None):
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", enabled=scaler is not None):
+            loss = nn.functional.mse_loss(model(x), y)
+        if scaler is None:
+            loss.backward()
+        else:
+            scaler.scale(loss).backward()
+            {UNSCALE}
+        {CLIP}
+        if scaler is not None:
+            {STEP}
+            {UPDATE}
+        else:
+            optimizer.step()
+"""
+    assert rules(source) == set()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        "def clip(parameters):\n    nn.utils.clip_grad_norm_(parameters, 1.0)\n",
+        "clip = lambda parameters: nn.utils.clip_grad_norm_(parameters, 1.0)\n",
+        "import functools\nclip = functools.partial(nn.utils.clip_grad_norm_, max_norm=1.0)\n",
+        "from torch.nn.utils import clip_grad_norm_ as shorten\ndef clip(p):\n    return shorten(p, 1.0)\n",
+        "class Clipper:\n    def __call__(self, p):\n        nn.utils.clip_grad_norm_(p, 1.0)\nclip = Clipper()\n",
+    ],
+)
+def test_calls_are_followed(wrap: str) -> None:
+    body = textwrap.indent("\n".join(["clip(model.parameters())", STEP, UPDATE]), "    ")
+    assert "AMP202" in rules(BASE + wrap + LOOP + body)
+
+
+def test_attributes_keep_their_identity() -> None:
+    source = """
+import torch
+from torch import nn
+
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def clip(self):
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+
+    def train_step(self, x, y):
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = nn.functional.mse_loss(self.model(x), y)
+        self.scaler.scale(loss).backward()
+        self.clip()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+"""
+    assert found(source) == {("AMP202", "main", line(source, "nn.utils.clip"))}
+
+
+def test_a_wrapper_class_is_followed() -> None:
+    source = """
+import torch
+from torch import nn
+
+class NativeScaler:
+    def __init__(self):
+        self._scaler = torch.amp.GradScaler("cuda")
+
+    def __call__(self, loss, optimizer, clip_grad=None, parameters=None):
+        self._scaler.scale(loss).backward()
+        if clip_grad is not None:
+            self._scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(parameters, clip_grad)
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+def train(model, loader):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_scaler = NativeScaler()
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = nn.functional.mse_loss(model(x), y)
+        loss_scaler(loss, optimizer, clip_grad=1.0, parameters=model.parameters())
+"""
+    assert rules(source) == set()
+    assert rules(source.replace("            self._scaler.unscale_(optimizer)\n", "")) == {"AMP202"}
+
+
+def test_other_files_are_followed() -> None:
+    main = """
+import torch
+from torch import nn
+from engine import train_one_epoch
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    train_one_epoch(model, [], optimizer, torch.amp.GradScaler("cuda"))
+"""
+    engine = """
+import torch
+from torch import nn
+
+def train_one_epoch(model, loader, optimizer, scaler):
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+    assert found(main, engine, names=("engine",)) == {("AMP214", "main", line(main, "GradScaler"))}
+    kept = main.replace("for epoch", 'scaler = torch.amp.GradScaler("cuda")\nfor epoch')
+    kept = kept.replace('optimizer, torch.amp.GradScaler("cuda"))', "optimizer, scaler)")
+    assert rules(kept, engine, names=("engine",)) == set()
+
+
+def test_a_context_manager_of_the_project_is_entered() -> None:
+    source = (
+        BASE
+        + """
+import contextlib
+
+@contextlib.contextmanager
+def mixed():
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        yield
+
+for x, y in loader:
+    optimizer.zero_grad()
+    with mixed():
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+    optimizer.step()
+"""
+    )
+    assert found(source) == {("AMP302", "main", line(source, "loss.backward()"))}
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        'ctx = torch.autocast("cuda", dtype=torch.bfloat16)',
+        'ctx = torch.autocast("cuda", dtype=torch.bfloat16) if len(loader) else contextlib.nullcontext()',
+        'make = lambda: torch.autocast("cuda", dtype=torch.bfloat16)\nctx = make()',
+    ],
+)
+def test_a_region_kept_in_a_name_is_one(context: str) -> None:
+    source = f"""{BASE}
+import contextlib
+{context}
+for x, y in loader:
+    optimizer.zero_grad()
+    with ctx:
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+    optimizer.step()
+"""
+    assert rules(source) == {"AMP302"}
+
+
+def test_a_region_ends_on_every_way_out() -> None:
+    source = (
+        BASE
+        + """
+def compute(x, y):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        if len(x) > 1:
+            return nn.functional.mse_loss(model(x), y)
+    return nn.functional.mse_loss(model(x), y)
+
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = compute(x, y)
+    loss.backward()
+    optimizer.step()
+"""
+    )
+    assert rules(source) == set()
+
+
+def test_a_decorator_is_a_region() -> None:
+    source = (
+        BASE
+        + """
+@torch.autocast("cuda", dtype=torch.bfloat16)
+def train_step(x, y):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    return loss
+
+for x, y in loader:
+    train_step(x, y)
+    optimizer.step()
+"""
+    )
+    assert found(source) == {("AMP302", "main", line(source, "loss.backward()"))}
+
+
+def test_early_exits_leave_the_scaler_as_it_is() -> None:
+    safe = in_loop("if not torch.isfinite(loss):", "    continue", UNSCALE, CLIP, STEP, UPDATE)
+    assert rules(safe) == set()
+    dirty = in_loop(UNSCALE, f"norm = {CLIP}", "if not torch.isfinite(norm):", "    continue", STEP, UPDATE)
+    assert found(dirty) == {("AMP208", "main", line(dirty, "continue"))}
+
+
+def test_finally_runs_on_every_way_out() -> None:
+    source = in_loop(
+        UNSCALE, "try:", "    if len(x) > 3:", "        continue", f"    {STEP}", "finally:", f"    {UPDATE}"
+    )
+    assert rules(source) == set()
+
+
+def test_the_end_of_a_program_that_dies_says_nothing() -> None:
+    source = in_loop("raise SystemExit", CLIP, STEP, UPDATE)
+    assert rules(source) == set()
+
+
+def test_two_networks_are_kept_apart() -> None:
+    source = """
+import torch
+from torch import nn
+G, D = nn.Linear(4, 4), nn.Linear(4, 1)
+opt_g = torch.optim.Adam(G.parameters())
+opt_d = torch.optim.Adam(D.parameters())
+scaler = torch.amp.GradScaler("cuda")
+for x in []:
+    opt_d.zero_grad()
+    with torch.autocast("cuda"):
+        fake = G(x)
+        loss_d = D(fake.detach()).mean() - D(x).mean()
+    scaler.scale(loss_d).backward()
+    scaler.unscale_(opt_d)
+    nn.utils.clip_grad_norm_(D.parameters(), 1.0)
+    scaler.step(opt_d)
+    opt_g.zero_grad()
+    with torch.autocast("cuda"):
+        loss_g = -D(fake).mean()
+    scaler.scale(loss_g).backward()
+    scaler.unscale_(opt_g)
+    nn.utils.clip_grad_norm_(G.parameters(), 1.0)
+    scaler.step(opt_g)
+    scaler.update()
+"""
+    assert rules(source) == set()
+    missing = source.replace("    scaler.unscale_(opt_d)\n", "")
+    assert found(missing) == {("AMP202", "main", line(missing, "D.parameters(), 1.0"))}
+
+
+def test_optimizers_in_a_loop_are_different_ones() -> None:
+    source = """
+import torch
+
+def step_all(models, optimizers, scaler, losses):
+    for loss in losses:
+        scaler.scale(loss).backward()
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+"""
+    assert rules(source) == set()
+
+
+def test_only_a_grad_scaler_is_one() -> None:
+    source = """
+from sklearn.preprocessing import StandardScaler
+import torch
+from torch import nn
+
+def prepare(frame, model, optimizer):
+    scaler = StandardScaler()
+    frame = scaler.fit_transform(frame)
+    loss = model(frame).mean()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+"""
+    assert rules(source) == set()
+
+
+def test_a_borrowed_scaler_lowers_confidence() -> None:
+    source = """
+import torch
+from torch import nn
+
+def train_step(model, optimizer, scaler, x, y):
+    with torch.autocast("cuda"):
+        loss = nn.functional.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+    module = lowering.lower("/project/main.py", source)
+    raw, _ = paths.find(Project([module], Path("/project")), rulebook.load())
+    assert [(f.rule.id, f.confidence) for f in raw] == [("AMP202", Confidence.MEDIUM)]
+
+
+def test_the_path_is_told_in_order() -> None:
+    module = lowering.lower("/project/main.py", in_loop(CLIP, STEP, UPDATE))
+    raw, _ = paths.find(Project([module], Path("/project")), rulebook.load())
+    told = [step.text for step in raw[0].related if step.rule is None]
+    assert told.index("backward of the scaled loss") < told.index("gradients are clipped")
+
+
+def test_too_many_paths_are_said_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_audit.static.walk.FUEL", 5)
+    module = lowering.lower("/project/main.py", in_loop(CLIP, STEP, UPDATE))
+    _, notes = paths.find(Project([module], Path("/project")), rulebook.load())
+    assert notes == ["/project/main.py: too many paths; its own code was not walked to the end"]
