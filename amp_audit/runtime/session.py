@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from amp_audit import __version__
 from amp_audit.events import Kind
@@ -181,8 +182,6 @@ class Session:
 
     def optimizer_step(self, optimizer: Any) -> None:
         """An optimizer is about to step or to skip."""
-        if self._stops:
-            self._stop()
         if self._over:
             return
         self._thread = threading.get_ident()
@@ -280,6 +279,8 @@ class Session:
         self._stops += 1
         if self._stops == 1:
             self.close("stopped")
+            register_optimizer_step_pre_hook(lambda *_: self._stop())
+            atexit.register(_leave_process_group)
         if self._stops > 2:
             for stream in (sys.stdout, sys.stderr):
                 with self._guard("flushing"):
@@ -362,6 +363,12 @@ def _rank() -> tuple[int, int]:
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     return (int(rank), int(world)) if rank.isdigit() and world.isdigit() else (0, 1)
+
+
+def _leave_process_group() -> None:
+    """What a program that is stopped does not come to do: its communication threads would abort the process."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _how_it_ended() -> tuple[str, int | None]:

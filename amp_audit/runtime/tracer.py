@@ -315,7 +315,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _backward(self, lane: Lane, owner: Lane, now: int) -> int:
         """The site of the forward operator whose backward runs. ``owner``: the lane in which the forward ran."""
         node: Any = _node()
-        number = node._sequence_nr() if node is not None else -1
+        if node is None:  # what is done when a backward is over: DDP's reductions
+            return self.places.module_site(lane.stack[-1])
+        number = node._sequence_nr()
         known = owner.nodes.get(number)
         if known is not None:
             site = known

@@ -287,7 +287,8 @@ def test_after_enough_steps_nothing_is_left_of_us(tmp_path: Path) -> None:
         after = nn.Module.__call__, torch.Tensor.backward, torch.autocast.__enter__, torch.save, sys.excepthook
         print([function.__module__ for function in after])
         print(torch._C._len_torch_dispatch_stack(), sys.excepthook is sys.__excepthook__)
-        print(nn.modules.module._has_any_global_hook(), len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks))
+        hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks
+        print(bool(nn.modules.module._has_any_global_hook()), len(hooks))
     """)
     (tmp_path / "train.py").write_text(text)
     watched = audited(["train.py"], tmp_path, steps=3, go_on=True)

@@ -1,0 +1,117 @@
+"""What a step is, which are recorded, when enough was seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from amp_audit.runtime.clock import DENSE_BUDGET, Clock, Plan, parse_sample
+
+
+def run(clock: Clock, calls: str) -> list[int]:
+    """Let optimizers step in the order of their letters; the step of each call."""
+    clock.built = len(set(calls))
+    return [clock.optimizer_stepped(ord(letter)) for letter in calls]
+
+
+def test_one_optimizer_makes_a_step_a_call() -> None:
+    assert run(Clock(), "aaa") == [1, 2, 3]
+
+
+def test_two_optimizers_make_one_step_until_one_repeats() -> None:
+    assert run(Clock(), "dgdgdg") == [1, 1, 2, 2, 3, 3]
+    assert run(Clock(), "dddgdddg") == [1, 2, 3, 3, 4, 5, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("calls", "built", "complete"),
+    [
+        ("", 1, False),
+        ("a", 1, True),  # the only optimizer there is
+        ("d", 2, False),  # the other one may follow
+        ("dg", 2, True),
+        ("d", 0, True),  # built before we listened: nothing to wait for
+        ("ddg", 2, True),
+        ("dgd", 2, False),
+        ("dgdg", 2, True),
+    ],
+)
+def test_a_step_is_complete_when_it_has_what_the_one_before_had(calls: str, built: int, complete: bool) -> None:
+    clock = Clock()
+    run(clock, calls)
+    clock.built = built
+    assert clock.complete() is complete
+
+
+def test_enough_is_known_as_early_as_it_can_be() -> None:
+    def first(calls: str, steps: int, built: int) -> int | None:
+        clock = Clock(steps)
+        clock.built = built
+        for number, letter in enumerate(calls, 1):
+            clock.optimizer_stepped(ord(letter))
+            if clock.enough():
+                return number
+        return None
+
+    assert first("aaaa", 3, 1) == 3
+    assert first("dgdgdg", 2, 2) == 4
+    assert first("aaaa", 1, 2) == 2  # an optimizer that is never used delays the only step by one call
+    assert first("aaaa", 3, 2) == 3
+    assert first("aa", 3, 1) is None
+    assert Clock(None).enough() is False
+
+
+def plans(clock: Clock, steps: int, anomalies: tuple[int, ...] = ()) -> dict[int, Plan]:
+    clock.built = 1
+    found = {}
+    for number in range(1, steps + 1):
+        found[number] = clock.begin()
+        clock.optimizer_stepped(0)
+        if number in anomalies:
+            clock.anomaly()
+    return found
+
+
+def recorded(found: dict[int, Plan]) -> list[int]:
+    return [number for number, plan in found.items() if plan.recorded]
+
+
+def test_short_runs_are_recorded_whole_and_long_ones_here_and_there() -> None:
+    assert recorded(plans(Clock(20), 20)) == list(range(1, 21))
+    assert recorded(plans(Clock(50), 50)) == list(range(1, 51))
+    assert recorded(plans(Clock(51), 51)) == [1, 2, 3, 4, 5, 50]
+    assert recorded(plans(Clock(None), 160)) == [1, 2, 3, 4, 5, 50, 100, 150]
+    assert recorded(plans(Clock(None, "all"), 70)) == list(range(1, 71))
+    assert recorded(plans(Clock(None, 3), 10)) == [1, 4, 7, 10]
+    assert recorded(plans(Clock(4, "all"), 6)) == [1, 2, 3, 4]
+
+
+def test_steps_after_an_anomaly_are_recorded_but_not_for_ever() -> None:
+    assert recorded(plans(Clock(None), 60, (20, 21))) == [1, 2, 3, 4, 5, 21, 22, 23, 24, 50]
+    always = recorded(plans(Clock(None), 400, tuple(range(1, 401))))
+    assert len(set(always) - {1, 2, 3, 4, 5, *range(50, 401, 50)}) <= DENSE_BUDGET + 3
+    assert max(set(always) - set(range(50, 401, 50))) < 100
+
+
+def test_few_steps_are_deep() -> None:
+    deep = [number for number, plan in plans(Clock(None, "all"), 35).items() if plan.deep]
+    assert deep == [2, 10, 20, 30]
+    assert [plan.deep for plan in plans(Clock(1), 1).values()] == [True]
+    sampled = [number for number, plan in plans(Clock(None), 400).items() if plan.deep]
+    assert sampled == [2, 250]
+
+
+def test_both_parts_of_a_step_are_treated_alike() -> None:
+    clock = Clock(20)
+    clock.built = 2
+    found = []
+    for letter in "dgdgdg":
+        found.append(clock.begin())
+        clock.optimizer_stepped(ord(letter))
+    assert [plan.deep for plan in found] == [False, False, True, True, False, False]
+
+
+def test_samples_are_parsed() -> None:
+    assert [parse_sample(text) for text in ("default", "all", "1", "50")] == ["default", "all", 1, 50]
+    for text in ("0", "-1", "some", "", "1.5", "²"):
+        with pytest.raises(ValueError, match="sample must be"):
+            parse_sample(text)
