@@ -209,9 +209,10 @@ class Expressions:
         return ir.Sequence(at, _SEQUENCE[type(node)], tuple([self._element(element) for element in node.elements]))
 
     def _element(self, node: cst.BaseElement) -> ir.Expr:
-        if isinstance(node, cst.StarredElement):
-            return ir.Starred(self.at(node), self.expr(node.value))
-        return self.expr(node.value)
+        return self.starred(node) if isinstance(node, cst.StarredElement) else self.expr(node.value)
+
+    def starred(self, node: cst.StarredElement) -> ir.Expr:
+        return ir.Starred(self.at(node), self.expr(node.value))
 
     def mapping(self, node: cst.Dict) -> ir.Expr:
         at = self.at(node)
@@ -362,6 +363,7 @@ _TABLE: dict[type[cst.CSTNode], Callable[[Any, Any], ir.Expr]] = {
     cst.Tuple: Expressions.sequence,
     cst.List: Expressions.sequence,
     cst.Set: Expressions.sequence,
+    cst.StarredElement: Expressions.starred,
     cst.Dict: Expressions.mapping,
     cst.ListComp: Expressions.comprehension,
     cst.SetComp: Expressions.comprehension,

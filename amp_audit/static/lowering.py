@@ -49,7 +49,10 @@ def _positions(source: str | bytes) -> Callable[[int], Position]:
 
     def find(at: int) -> Position:
         node = walk.nodes[at]
-        start, end = ranges[node].start, ranges[_header_end(node)].end
+        last = _header_end(node)
+        parentheses = getattr(last, "rpar", ())  # of a With: one or none, of an expression: several
+        closing = parentheses[-1] if isinstance(parentheses, Sequence) and parentheses and last is not node else last
+        start, end = ranges[node].start, ranges[closing].end
         return Position(start.line, start.column + 1, end.line, end.column + 1)
 
     return find
@@ -68,7 +71,7 @@ def _header_end(node: cst.CSTNode) -> cst.CSTNode:
     if isinstance(node, cst.For):
         return node.iter
     if isinstance(node, cst.With):
-        return node.items[-1]
+        return node.items[-1].asname.name if node.items[-1].asname else node.items[-1].item
     if isinstance(node, cst.Match):
         return node.subject
     return node
@@ -91,11 +94,25 @@ def _parse(source: str | bytes) -> cst.Module:
         _refuse_deep_nesting(source)
     try:
         return cst.parse_module(source)
-    except cst.ParserSyntaxError as error:
-        # raw_column counts from 0; the message without its own position, which names a wrong line for long files
-        raise LoweringError(error.message.strip(), max(error.raw_line, 1), error.raw_column + 1) from None
+    except (cst.ParserSyntaxError, cst.CSTValidationError) as error:
+        raise _syntax_error(source, error) from None
     except (UnicodeDecodeError, LookupError, SyntaxError) as error:
         raise LoweringError(f"cannot be decoded: {error}") from None
+
+
+def _syntax_error(source: str | bytes, error: cst.ParserSyntaxError | cst.CSTValidationError) -> LoweringError:
+    """What is wrong, in Python's own words where it agrees: libcst names no place for some errors."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(source)
+    except SyntaxError as own:
+        return LoweringError(own.msg, own.lineno or 1, max(own.offset or 1, 1))
+    except (ValueError, RecursionError, MemoryError):
+        pass
+    if isinstance(error, cst.CSTValidationError):
+        return LoweringError(str(error))
+    return LoweringError(error.message.strip().split("\n")[0], max(error.raw_line, 1), error.raw_column + 1)
 
 
 def _refuse_deep_nesting(source: str | bytes) -> None:
@@ -337,7 +354,14 @@ def _bound_names(node: cst.CSTNode) -> Iterable[str]:
             yield from _bound_names(child)
 
 
-_PATTERN_PARTS = (cst.MatchPattern, cst.MatchSequenceElement, cst.MatchMappingElement, cst.MatchKeywordElement)
+_PATTERN_PARTS = (
+    cst.MatchPattern,
+    cst.MatchStar,
+    cst.MatchOrElement,
+    cst.MatchSequenceElement,
+    cst.MatchMappingElement,
+    cst.MatchKeywordElement,
+)
 _AUGMENTED = {
     cst.AddAssign: "+",
     cst.SubtractAssign: "-",

@@ -13,7 +13,7 @@ Found = tuple[Any, ...]
 def children(node: ir.Expr) -> Sequence[ir.Expr]:
     """The expressions directly inside an expression, in order; a lambda's body is not among them."""
     handler = _CHILDREN.get(type(node))
-    return [child for child in handler(node) if child is not None] if handler else ()
+    return [child for child in handler(node) if child is not None] if handler else []
 
 
 def walk(node: ir.Expr) -> Iterator[ir.Expr]:
@@ -31,7 +31,7 @@ def expressions(node: ir.Stmt) -> Sequence[ir.Expr]:
     Decorators, defaults, annotations and bases belong to the statement that defines.
     """
     handler = _EXPRESSIONS.get(type(node))
-    return [child for child in handler(node) if child is not None] if handler else ()
+    return [child for child in handler(node) if child is not None] if handler else []
 
 
 def bodies(node: ir.Stmt) -> Sequence[tuple[ir.Stmt, ...]]:
