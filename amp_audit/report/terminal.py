@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -18,8 +16,8 @@ from amp_audit import __version__
 from amp_audit.model import Confidence, Evidence, Finding, Location, Severity, Verdict
 from amp_audit.report import run
 from amp_audit.report.content import Report, shown_path
+from amp_audit.report.layout import STYLES, beginning, flowed, show
 from amp_audit.report.source import Sources, printable
-from amp_audit.report.styles import STYLES
 from amp_audit.report.words import listed, plural, ranges
 
 VERDICTS = {
@@ -35,23 +33,17 @@ MOST_EVIDENCE = 5
 
 def write(report: Report, stream: TextIO, *, verbose: bool = False, quiet: bool = False, color: bool = True) -> None:
     """Render to ``stream``: in colour only on a terminal that wants it, as wide as the terminal is."""
-    console = Console(
-        file=stream,
-        no_color=not color or None,
-        color_system="auto" if color else None,
-        highlight=False,
-        soft_wrap=False,
-        emoji=False,
-        markup=False,
-    )
-    with console.capture() as captured:
-        for item in _brief(report) if quiet else _full(report, console.width, verbose):
-            console.print(item, soft_wrap=quiet)
-        console.print(_verdict(report))
-        if not quiet:
-            for line in _hint(report):
-                console.print(line)
-    stream.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
+    show(stream, lambda width: _page(report, width, verbose, quiet), color=color, wrap=not quiet)
+
+
+def _page(report: Report, width: int, verbose: bool, quiet: bool) -> Iterator[RenderableType]:
+    if quiet:
+        yield from _brief(report)
+        yield _verdict(report)
+    else:
+        yield from _full(report, width, verbose)
+        yield _verdict(report)
+        yield from _hint(report)
 
 
 def _full(report: Report, width: int, verbose: bool) -> Iterator[RenderableType]:
@@ -134,8 +126,8 @@ class _Findings:
         rule = self._report.book.rules.get(finding.rule)
         if rule is not None and finding.rule not in self._told:
             self._told.add(finding.rule)
-            yield "  why", _flowed(rule.why) if self._verbose else _beginning(rule.why)
-            yield "  fix", rule.fix if _is_code(rule.fix) else _flowed(rule.fix)
+            yield "  why", flowed(rule.why) if self._verbose else beginning(rule.why)
+            yield "  fix", flowed(rule.fix)
         elif finding.fix is not None:
             yield "  fix", finding.fix.description
 
@@ -179,29 +171,6 @@ def _when(item: Evidence) -> str:
     if item.rank is not None:
         parts.append(f"rank {item.rank}")
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def _beginning(text: str, most: int = 280) -> str:
-    """The first sentences of a rule's text, ``most`` characters unless one alone is longer; ``explain`` has all."""
-    first, *others = re.split(r"(?<=[.!?])\s+(?=[A-Z])", _flowed(text.split("\n\n")[0]))
-    for sentence in others:
-        if len(first) + len(sentence) >= most:
-            break
-        first = f"{first} {sentence}"
-    return first
-
-
-def _is_code(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except SyntaxError:
-        return False
-    return True
-
-
-def _flowed(text: str) -> str:
-    """Paragraphs of a rule file without their line breaks."""
-    return "\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _code(place: Location, sources: Sources, width: int) -> Iterator[Text]:

@@ -1,0 +1,56 @@
+"""How the terminal renderers print: colours, width, the texts of rules."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+
+from amp_audit.model import Severity
+
+STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
+
+
+def show(
+    stream: TextIO, page: Callable[[int], Iterable[RenderableType]], *, color: bool = True, wrap: bool = True
+) -> None:
+    """Print what ``page`` gives for the width of ``stream``: colour only on a terminal that wants it, nothing marked
+    up by itself, no spaces at the ends of lines. ``wrap`` False leaves long lines to the terminal."""
+    console = Console(
+        file=stream,
+        no_color=not color or None,
+        color_system="auto" if color else None,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+    with console.capture() as captured:
+        for item in page(console.width):
+            console.print(item, soft_wrap=not wrap)
+    stream.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
+
+
+def flowed(text: str) -> str:
+    """A text of a rule file for any width: paragraphs lose their line breaks, code keeps them."""
+    return text if _is_code(text) else "\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def beginning(text: str, most: int = 280) -> str:
+    """The first sentences of a text, ``most`` characters unless one alone is longer."""
+    first, *others = re.split(r"(?<=[.!?])\s+(?=[A-Z])", flowed(text.split("\n\n")[0]))
+    for sentence in others:
+        if len(first) + len(sentence) >= most:
+            break
+        first = f"{first} {sentence}"
+    return first
+
+
+def _is_code(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
