@@ -306,6 +306,12 @@ def _phase(state: State, event: Event) -> str:
     return "ready" if scaler is not None and scaler.round != "unknown" else "unknown"
 
 
+def _never_scaled(state: State, event: Event) -> bool:
+    """Whether a scaler that is known from its beginning has no scale yet: the first ``scale`` makes it."""
+    scaler = get(state.scalers, event.scaler)
+    return scaler is not None and scaler.round != "unknown" and "scale" not in state.ever
+
+
 def _left(state: State, event: Event) -> str:
     return get(state.left, (event.scaler, event.optimizer)) or "no"
 
@@ -322,8 +328,8 @@ def _checked(state: State, event: Event, phase: str, facts: Facts) -> State:
 def _unscale(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed), phase=_phase(state, event), left=_left(state, event))
+    facts["raises"] = facts["phase"] in ("unscaled", "stepped") or _never_scaled(state, event)
     if facts["phase"] in ("unscaled", "stepped"):
-        facts["raises"] = True
         return state  # torch raises before it touches anything
     done = _change(state, owners, _divide)
     return _checked(done, event, "unscaled", facts)
@@ -338,7 +344,8 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
     facts.update(describe(state, owners, assumed))
     if event.via is Via.SCALER:
         facts.update(phase=_phase(state, event), left=_left(state, event))
-        facts["raises"] = facts["phase"] == "stepped" or (facts["gradients"] == "none" and not assumed)
+        without = facts["gradients"] == "none" and not assumed
+        facts["raises"] = facts["phase"] == "stepped" or without or _never_scaled(state, event)
         if facts["phase"] == "stepped":
             return state  # torch raises before it touches anything
     state = _weights_changed(state, owners if not assumed else None, "step")

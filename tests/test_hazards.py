@@ -49,6 +49,7 @@ FORWARD = Event(Kind.FORWARD, owners=("m",))
 CLEAR_CACHE = Event(Kind.CACHE_CLEAR)
 SAVE = Event(Kind.SAVE, contents=frozenset({"model", "optimizer"}))
 SAVE_ALL = Event(Kind.SAVE, contents=frozenset({"model", "optimizer", "scaler"}))
+SAVE_SCALER = Event(Kind.SAVE, contents=frozenset({"scaler"}))
 SAVE_WEIGHTS = Event(Kind.SAVE, contents=frozenset({"model"}))
 
 START = [SCALER, OPTIMIZER]
@@ -112,7 +113,8 @@ SEQUENCES: list[tuple[str, list[Event], list[tuple[str, int]]]] = [
     ("two dtypes", [OPTIMIZER, ENTER, NESTED_BF16], [("AMP306", 2)]),
     ("checkpoint without scaler", [*START, *ROUND, SAVE], [("AMP701", 7)]),
     ("best weights apart", [*START, *ROUND, SAVE_WEIGHTS, SAVE_ALL], []),
-    ("saved elsewhere", [*START, *ROUND, SAVE, SAVE_ALL], []),
+    ("another checkpoint has it", [*START, *ROUND, SAVE, SAVE_ALL], [("AMP701", 7)]),
+    ("saved in a file of its own", [*START, *ROUND, SAVE, SAVE_SCALER], []),
 ]
 ONE_HALF_ONLY = {"AMP107": "runtime", "AMP208": "static"}
 
