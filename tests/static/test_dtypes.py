@@ -667,6 +667,58 @@ def test_the_optimizer_is_built_in_another_file() -> None:
     )
 
 
+# Detectors of other rules
+
+
+def rule_of(**static: object) -> Rulebook:
+    data = {"id": "X001", "name": "x", "severity": "error", "summary": "s", "why": "w", "fix": "f", "static": static}
+    return Rulebook({"X001": rulebook.parse_rule(data)})
+
+
+def messages(source: str, own: Rulebook) -> list[str]:
+    module = lower("/project/train.py", textwrap.dedent(source))
+    return [finding.message for finding in dtypes.find(Project([module], Path("/project")), own)]
+
+
+@pytest.mark.parametrize("step", ["scaler.step(optimizer)", "scaler.unscale_(optimizer)"])
+def test_half_parameters_with_a_scaler_can_be_told(step: str) -> None:
+    own = rule_of(
+        op="cast", inputs=["float16"], when={"trained": True, "scaler": True}, message="{name} as {dtype} {x}"
+    )
+    source = f"""
+        import torch
+
+        def train(model, scaler):
+            model.half()
+            optimizer = torch.optim.SGD(model.parameters())
+            {step}
+    """
+    assert messages(source, own) == ["model as float16 {x}"]
+    assert messages(source.replace(step, "optimizer.step()"), own) == []
+    assert messages(source.replace("half()", "bfloat16()"), own) == []
+
+
+def test_a_number_of_arguments_and_regions() -> None:
+    own = rule_of(op=["sum"], inputs=["float16"], region={"live": False}, message="{op}")
+    source = """
+        import torch
+
+        def f(x):
+            y = x.half()
+            with torch.autocast("cuda"):
+                y.sum()
+            return y.sum()
+    """
+    assert messages(source, own) == ["sum"]
+    assert messages(source.replace("return y.sum()", "return y.float().sum()"), own) == []
+
+
+@pytest.mark.parametrize("option", [{"constant": 1}, {"inputs": "float16"}, {"region": ["live"]}])
+def test_options_of_the_wrong_kind_name_the_rule(option: dict[str, object]) -> None:
+    with pytest.raises(rulebook.RuleError, match="X001: `"):
+        messages("import torch\ntorch.zeros(1).half()", rule_of(op="add", **option))
+
+
 # Input of any kind
 
 ODD = """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from amp_audit import policy
 from amp_audit.model import Confidence
-from amp_audit.rulebook import Detector, Rule, Rulebook
+from amp_audit.rulebook import Detector, Rule, Rulebook, RuleError
 from amp_audit.static import ir
 from amp_audit.static.deep import with_deep_stack
 from amp_audit.static.dtypes import surface
@@ -158,6 +158,7 @@ def _outer_first(project: Project, paths: Iterable[str]) -> list[ClassRef]:
 def _of_uses(walk: Walk, book: Rulebook) -> Iterator[RawFinding]:
     detectors: dict[str, list[tuple[Rule, Detector]]] = {}
     for rule, detector in book.detectors("static", "op"):
+        _validate(rule, detector)
         for target in detector.targets:
             detectors.setdefault(target, []).append((rule, detector))
     for use in walk.record.uses:
@@ -165,6 +166,14 @@ def _of_uses(walk: Walk, book: Rulebook) -> Iterator[RawFinding]:
             found = _match(use, detector)
             if found is not None:
                 yield _finding(rule, detector, use, found)
+
+
+def _validate(rule: Rule, detector: Detector) -> None:
+    """Raises RuleError for options of an ``op`` detector that are not of the right kind."""
+    for key, kind in (("region", dict), ("constant", dict), ("inputs", list)):
+        if key in detector.options and not isinstance(detector.options[key], kind):
+            word = "a mapping" if kind is dict else "a list"
+            raise RuleError(f"{rule.id}: `{key}` of an `op` detector must be {word}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +234,17 @@ def _finding(rule: Rule, detector: Detector, use: Use, match: _Match) -> RawFind
     facts = {"op": use.op, "dtype": match.dtype, "by": use.by or "a cast", "constant": number}
     if use.region is not None and use.region.assumed:
         facts["assumed"] = f"that the code runs under the project's {match.dtype} autocast"
-    message = detector.message.format(
-        value=f"{number:g}" if number is not None else "", dtype=match.dtype, op=use.op, by=use.by or "a cast"
-    )
+    value = f"{number:g}" if number is not None else ""
+    message = _filled(detector.message, {**facts, "value": value})
     if assumed and message:
         message += ", assuming that it runs in the project's autocast region" if use.region is not None else ""
     path, at = use.place
     return RawFinding(rule, path, at, message, confidence, detector.severity, facts=facts)
+
+
+def _filled(message: str, facts: Mapping[str, object]) -> str:
+    """``message`` with ``{word}`` replaced where it is a fact; other braces are left alone."""
+    return re.sub(r"\{(\w+)\}", lambda found: str(facts.get(found[1], found[0])), message)
 
 
 # Models that are cast and trained
@@ -264,7 +277,7 @@ def _cast_finding(rule: Rule, detector: Detector, training: Training, facts: Map
     path, at = training.cast.place
     unsure = facts["dtype"] not in ("float16", "bfloat16") or training.assumed
     name = training.cast.name or "the model"
-    message = detector.message.format(dtype=facts["dtype"], name=name)
+    message = _filled(detector.message, {**facts, "name": name})
     related = (RawStep(*training.optimizer, "its parameters go to this optimizer"),)
     confidence = Confidence.MEDIUM if unsure else Confidence.HIGH
     return RawFinding(rule, path, at, message, confidence, detector.severity, related, facts)
