@@ -51,4 +51,5 @@ def numbers(trace: Trace, name: str) -> list[Number]:
 
 
 def notes(trace: Trace) -> list[str]:
-    return [note for step in trace.steps for note in step.notes]
+    """What went wrong. That something was compiled earlier in this process is not of this run."""
+    return [note for step in trace.steps for note in step.notes if not note.startswith("torch.compile")]
