@@ -63,8 +63,9 @@ def trace(
     """
     from amp_audit import supervisor
     from amp_audit.runtime import context
+    from amp_audit.trace import ranks
 
-    folder = supervisor.trace_folder(supervisor.Recording(), supervisor.rank())
+    folder = supervisor.trace_folder(supervisor.Recording(), ranks.member())
     return context.trace(folder, model, optimizer, scaler, str(sample), steps)
 
 

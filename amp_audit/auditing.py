@@ -22,7 +22,7 @@ from amp_audit.runtime import launch
 from amp_audit.settings import Settings
 from amp_audit.supervisor import Recording
 from amp_audit.target import Target, TargetError
-from amp_audit.trace import judge, reader
+from amp_audit.trace import judge, ranks, reader
 from amp_audit.trace.schema import Trace
 
 NOT_OBSERVED = "AMP003"
@@ -52,7 +52,7 @@ def audit(target: Target, settings: Settings, recording: Recording) -> Audited:
     """Read a program and run it. Raises TargetError, RuleError, SettingsError or LaunchError before it has begun."""
     book = load_rules(settings)
     _need_torch()
-    member = supervisor.rank()
+    member = ranks.member()
     folder = supervisor.trace_folder(recording, member)
     watch = folder / "watch.json"
     first = member is None or member.rank == 0
@@ -61,17 +61,21 @@ def audit(target: Target, settings: Settings, recording: Recording) -> Audited:
         running = launch.start(supervisor.request(target, recording, folder, watch))
         count = _counter(running.trace_dir, reading, book)
         outcome = supervisor.follow(running, supervisor.Progress(sys.stderr, recording.steps, count))
-        if member is not None and not supervisor.leave(running.trace_dir, member):
+        departure = ranks.leave(running.trace_dir, member) if member is not None else None
+        if departure is not None and not departure.reports:
             return Audited(None, supervisor.program_code(outcome))
         known = reading.result() if reading else _read_program(target, settings, book, watch)
     made = _audited(target, settings, book, known, running.trace_dir, outcome)
+    if departure is not None and departure.missing:
+        late = ", ".join(map(str, departure.missing))
+        made = replace(made, notes=(*made.notes, f"rank {late} had not ended {ranks.PATIENCE:.0f} s after this one"))
     return Audited(made, supervisor.program_code(outcome) if member is not None else made.exit_code)
 
 
 def record(target: Target, recording: Recording) -> Recorded:
     """Run a program and leave its trace. Raises TargetError or LaunchError before it has begun."""
     _need_torch()
-    member = supervisor.rank()
+    member = ranks.member()
     folder = supervisor.trace_folder(recording, member)
     running = launch.start(supervisor.request(target, recording, folder, None))
     outcome = supervisor.follow(running, supervisor.Progress(sys.stderr, recording.steps, lambda: 0))

@@ -12,7 +12,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,9 +20,8 @@ from typing import TextIO
 
 from amp_audit.runtime import launch
 from amp_audit.target import Target
+from amp_audit.trace.ranks import Member
 
-MISSING_AFTER = 30.0
-"""Seconds that a rank which has ended waits for the others before it reports without them."""
 POLL = 0.1
 PATIENCE = 2
 """How often the program is asked to end before it is killed."""
@@ -40,37 +39,9 @@ class Recording:
     trace: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """One of several processes that a launcher started, each under its own amp-audit."""
-
-    rank: int
-    world: int
-    key: str
-
-    @property
-    def folder(self) -> Path:
-        return Path(".amp-audit") / self.key
-
-
-def rank(environ: Mapping[str, str] = os.environ) -> Rank | None:
-    """This process's rank when torchrun started it, else None."""
-    run_id, own, world = (environ.get(key) for key in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"))
-    if run_id is None or own is None or world is None or not (own.isdigit() and world.isdigit()):
-        return None
-    # On one machine the launcher's own process id tells two runs apart; on several only the run id is common.
-    alone = environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    parts = [run_id, environ.get("TORCHELASTIC_RESTART_COUNT", "0"), *([str(os.getppid())] if alone else [])]
-    return Rank(int(own), int(world), "torchrun-" + "-".join("".join(filter(_plain, part)) for part in parts))
-
-
-def _plain(char: str) -> bool:
-    return char.isalnum() or char == "_"
-
-
-def trace_folder(recording: Recording, member: Rank | None) -> Path:
+def trace_folder(recording: Recording, member: Member | None) -> Path:
     """Where the trace goes: as asked, else below ``.amp-audit``, else a temporary folder. It exists afterwards."""
-    folder = recording.trace or (member.folder if member else _fresh_name())
+    folder = recording.trace or (Path(".amp-audit") / f"ranks-{member.key}" if member else _fresh_name())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if recording.trace is None:
@@ -156,22 +127,6 @@ def _passing_on(running: launch.Running) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def leave(folder: Path, member: Rank, patience: float = MISSING_AFTER) -> bool:
-    """Say that this rank has ended; True for the one rank that is to write the report.
-
-    That is the last to leave, or, when some rank does not within ``patience`` seconds, the first to give up on it.
-    """
-    (folder / f"{member.key}-left-{member.rank}").touch()
-    until = time.monotonic() + patience
-    while len(list(folder.glob(f"{member.key}-left-*"))) < member.world and time.monotonic() < until:
-        time.sleep(POLL)
-    try:
-        (folder / f"{member.key}-reported").open("x").close()
-    except FileExistsError:
-        return False
-    return True
 
 
 def program_code(outcome: launch.Outcome) -> int:
