@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from amp_audit.hazards import Hazard
 from amp_audit.model import Confidence, Evidence, Finding, Location, Related, Subject, Verdict
-from amp_audit.rulebook import Rule, Rulebook
+from amp_audit.rulebook import Rulebook
 from amp_audit.trace.measures import MEASURES, measured, numbers
 from amp_audit.trace.replay import Replay, replay, where
 from amp_audit.trace.schema import Place, Trace
@@ -102,30 +102,23 @@ def _folded(found: list[Finding], book: Rulebook) -> list[Finding]:
     """A measure that proves exactly one other finding of the run becomes its evidence (``confirmed_by``)."""
     kept = list(found)
     for proof in found:
-        able = [one for one in kept if one is not proof and proof.rule in _proofs(book[one.rule])]
-        if (
-            len(able) != 1
-            or proof not in kept
-            or (proof.location and able[0].location and not _one_cause(proof, able[0]))
-        ):
-            continue
-        told = measured_in(proof)
-        kept[kept.index(able[0])] = replace(able[0], evidence=(*able[0].evidence, *told))
-        kept.remove(proof)
+        able = [one for one in kept if one is not proof and proof.rule in book[one.rule].confirmed_by]
+        if len(able) == 1 and _one_cause(proof, able[0]):
+            known = able[0]
+            kept[kept.index(known)] = replace(known, evidence=(*known.evidence, *_numbers(proof)))
+            kept.remove(proof)
     return kept
-
-
-def _proofs(rule: Rule) -> tuple[str, ...]:
-    return rule.confirmed_by
 
 
 def _one_cause(proof: Finding, other: Finding) -> bool:
     """Underflow stands where it happens, its cause where the loss went back without a scale: never the same line."""
-    return (proof.rule, other.rule) == ("AMP511", "AMP201") or proof.location == other.location
+    if (proof.rule, other.rule) == ("AMP511", "AMP201") or proof.location is None or other.location is None:
+        return True
+    return (proof.location.path, proof.location.line) == (other.location.path, other.location.line)
 
 
-def measured_in(proof: Finding) -> tuple[Evidence, ...]:
-    """The numbers of a finding; its message where it has none."""
+def _numbers(proof: Finding) -> tuple[Evidence, ...]:
+    """What a finding measured; its message where it has no number."""
     own = tuple(item for item in proof.evidence if item.kind == "number")
     place = proof.location
     return own or (Evidence("runtime", "number", proof.message, path=place.path if place else None),)
