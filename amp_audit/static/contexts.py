@@ -1,0 +1,154 @@
+"""Contexts and attributes: regions that are entered and left, gradients that are written, what calls give."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from amp_audit.events import Event, Kind
+from amp_audit.protocol import get, region_dtype
+from amp_audit.static import ir
+from amp_audit.static.ducks import Ducks
+from amp_audit.static.flows import FROZEN, UNCACHED, computed_in, known, owners_of, together
+from amp_audit.static.hot import dotted
+from amp_audit.static.values import (
+    NONE,
+    External,
+    Func,
+    Instance,
+    Literal,
+    Method,
+    NoGrad,
+    Optimizer,
+    Package,
+    Parameters,
+    Region,
+    Symbol,
+    Tensor,
+    Value,
+    inside,
+    is_volatile,
+    key_of,
+)
+from amp_audit.static.world import World, short
+
+if TYPE_CHECKING:
+    pass
+
+NO_GRAD_NAMES = frozenset({"torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad"})
+_FACTS_OF_TENSORS = frozenset({"shape", "device", "dtype", "grad", "ndim", "requires_grad", "is_cuda"})
+
+
+class Contexts(Ducks):
+    """What surrounds the calls: contexts, attributes, forwards and their outputs."""
+
+    def as_context(self, value: Value) -> Value | None:
+        """A region or no_grad used as a decorator; ``@torch.no_grad`` without a call means the same as with one."""
+        if isinstance(value, External) and value.dotted in NO_GRAD_NAMES:
+            return NoGrad()
+        return value if isinstance(value, (Region, NoGrad)) else None
+
+    def enter(self, value: Value, at: int, world: World) -> Value:
+        """Enter a context; returns what ``as`` binds."""
+        if isinstance(value, Region):
+            identity = (world.frame.module.path, at, world.stamp)
+            self.walker.emit(
+                world,
+                Event(
+                    Kind.REGION_ENTER,
+                    region=identity,
+                    device=value.device,
+                    dtype=value.dtype,
+                    enabled=value.enabled,
+                    cache=value.cache,
+                ),
+                at,
+            )
+        elif isinstance(value, NoGrad):
+            world.no_grad += 1
+        elif isinstance(value, Symbol):
+            return Symbol(short(f"{value.key} entered"), value.text, True, True)
+        return value
+
+    def leave(self, value: Value, at: int, world: World, depth: int) -> None:
+        """Leave a context; regions entered inside it (ExitStack) end with it."""
+        if isinstance(value, NoGrad):
+            world.no_grad = max(0, world.no_grad - 1)
+        while len(world.state.regions) > depth:
+            region = world.state.regions[-1]
+            self.walker.emit(world, Event(Kind.REGION_EXIT, region=region.id), at)
+
+    def discard(self, node: ir.Expr, value: Value, world: World) -> None:
+        """An expression statement whose value is dropped: the author meant ``scaler.scale(loss)`` to be used."""
+        if isinstance(node, ir.Call) and isinstance(value, Tensor) and value.scaled is not None and node.args:
+            given = node.args[0].value
+            if isinstance(given, ir.Name):
+                self.walker.bind(given, replace(value, scaled=None, doubt=True), world)
+        elif isinstance(value, Method) and value.name == "backward":
+            self.walker.emit(world, Event(Kind.BACKWARD, scaled=None), node.at)
+
+    # Attributes
+
+    def get_attribute(self, base: Value, name: str, world: World) -> Value:
+        if isinstance(base, Tensor) and name in _FACTS_OF_TENSORS:
+            return Symbol(f"tensor.{name}", volatile=True)
+        if isinstance(base, Tensor) and name == "data":
+            return replace(base, owners=frozenset())
+        if isinstance(base, Optimizer) and name == "param_groups":
+            return Parameters(frozenset(get(world.state.links, base.id) or ()))
+        if isinstance(base, Method) and base.name == "grad" and name in ("data", "grad"):
+            return base
+        return Method(base, name)
+
+    def set_attribute(self, base: Value, target: ir.Attr, value: Value, world: World) -> None:
+        if target.name in ("grad", "data") and isinstance(base, (Parameters, Method)):
+            self._write_grad(base, value, target, world)
+        if isinstance(base, Instance):
+            world.heap[(base.id, target.name)] = _texted(value, target)
+        elif isinstance(base, Symbol):
+            world.heap[(base.key, target.name)] = _texted(value, target)
+        elif isinstance(base, Package) and base.module is not None:
+            world.globals[(base.module.path, target.name)] = value
+
+    def _write_grad(self, base: Parameters | Method, value: Value, target: ir.Attr, world: World) -> None:
+        if isinstance(base, Parameters) and target.name == "grad":
+            kind = Kind.ZERO_GRAD if value == NONE else Kind.GRAD_WRITE
+            self.walker.emit(world, Event(kind, owners=known(base.owners)), target.at)
+        elif isinstance(base, Method) and base.name == "grad":
+            self.walker.emit(world, Event(Kind.GRAD_WRITE, owners=known(owners_of(base.base))), target.at)
+
+    def result(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Value:
+        """What a call that is not followed gives: a tensor when it is fed tensors or runs under autocast."""
+        fed = [item for value in (*args, *named.values()) for item in inside(value) if isinstance(item, Tensor)]
+        if fed:
+            return Tensor() if world.no_grad else together(fed, region_dtype(world.state))
+        values = (*args, *named.values())
+        volatile = any(map(is_volatile, values))
+        name = key_of(callee) if not isinstance(callee, Func) else f"{callee.module.path}:{callee.function.qualname}"
+        key = short(f"{name}({','.join(map(key_of, values))})")
+        if isinstance(callee, (External, Func)) or volatile or not isinstance(callee, Symbol):
+            return Symbol(key, "", volatile)
+        return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))
+
+    def output(
+        self, model: Instance, given: Value | None, args: list[Value], named: dict[str, Value], world: World
+    ) -> Value:
+        """What calling a model gives: tensors that lead back to its parameters and to those of its inputs."""
+        fed = [item for value in (*args, *named.values()) for item in inside(value) if isinstance(item, Tensor)]
+        if world.no_grad:
+            return Tensor()
+        frozen = world.heap.get((model.id, FROZEN)) == Literal.of(True)
+        inner = given.dtype if isinstance(given, Tensor) else None
+        made = Tensor(frozenset() if frozen else frozenset({model.id}), computed_in(world) or inner)
+        return together([*fed, made], made.dtype)
+
+    def forward(self, owner: Hashable, at: int, world: World) -> None:
+        if not world.no_grad and world.heap.get((owner, UNCACHED)) != Literal.of(True):
+            self.walker.emit(world, Event(Kind.FORWARD, owners=(owner,)), at)
+
+
+def _texted(value: Value, target: ir.Attr) -> Value:
+    if not isinstance(value, Symbol):
+        return value
+    return replace(value, text=dotted(target))

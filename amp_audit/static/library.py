@@ -1,0 +1,230 @@
+"""Functions and classes of libraries: what they build and what they do."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from amp_audit.events import Event, Kind
+from amp_audit.policy import DEFAULT_DTYPES
+from amp_audit.static import ir
+from amp_audit.static.contexts import NO_GRAD_NAMES
+from amp_audit.static.flows import UNCACHED, argument, dtype_of, known, owners_of
+from amp_audit.static.methods import Methods
+from amp_audit.static.values import (
+    NONE,
+    Condition,
+    External,
+    Func,
+    Instance,
+    Items,
+    Literal,
+    Method,
+    NoGrad,
+    Optimizer,
+    Parameters,
+    Partial,
+    Region,
+    Scaler,
+    Scheduler,
+    Symbol,
+    Table,
+    Tensor,
+    Value,
+    is_volatile,
+    key_of,
+)
+from amp_audit.static.world import World, short, split
+
+if TYPE_CHECKING:
+    from amp_audit.static.evaluate import Results
+
+SCALERS = frozenset(
+    {
+        "torch.amp.GradScaler",
+        "torch.cuda.amp.GradScaler",
+        "torch.cpu.amp.GradScaler",
+        "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler",
+        "torch.npu.amp.GradScaler",
+        "torch_npu.npu.amp.GradScaler",
+    }
+)
+AUTOCASTS = {"torch.amp.autocast": None, "torch.cuda.amp.autocast": "cuda", "torch.cpu.amp.autocast": "cpu"}
+CLIPS = frozenset(
+    {
+        "torch.nn.utils.clip_grad_norm_",
+        "torch.nn.utils.clip_grad_value_",
+        "torch.nn.utils.clip_grad_norm",
+        "timm.utils.dispatch_clip_grad",
+        "timm.utils.clip_grad.dispatch_clip_grad",
+        "timm.utils.adaptive_clip_grad",
+    }
+)
+WRAPPERS = re.compile(r"(^|\.)(DistributedDataParallel|DDP|DataParallel|compile|convert_sync_batchnorm)$")
+_REMADE = frozenset({"torch.tensor", "torch.as_tensor", "torch.autograd.Variable", "torch.Tensor"})
+CLOSURES = frozenset({"torch.optim.LBFGS", "torch.optim.lbfgs.LBFGS"})
+PASSING = frozenset({"list", "tuple", "set", "iter", "reversed", "sorted", "filter"})
+ENDS = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
+_ENABLED_AT = {
+    "torch.amp.GradScaler": 5,
+    "torch.cuda.amp.GradScaler": 4,
+    "torch.cpu.amp.GradScaler": 4,
+    "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler": 5,
+}
+INFINITE = (Literal.of(math.inf), External("math.inf"), External("torch.inf"), External("numpy.inf"))
+
+
+class Library(Methods):
+    """Turns calls of library functions into events and values."""
+
+    def _external(self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        if name in SCALERS:
+            return self._new_scaler(node, argument(args, named, "enabled", _ENABLED_AT.get(name)), world)
+        if name in AUTOCASTS:
+            return self._new_region(name, args, named, world)
+        if name in NO_GRAD_NAMES:
+            if args and isinstance(args[0], Func):
+                return [(args[0], world)]
+            return [(NoGrad(), world)]
+        if name in ENDS:
+            return [(External("builtins.exit"), world)]
+        if name in CLIPS:
+            return self._clip(args[0] if args else named.get("parameters", NONE), limit_of(args, named), node, world)
+        if name.startswith("torch.optim.lr_scheduler."):
+            return [(Scheduler((world.frame.module.path, node.at)), world)]
+        if builds_optimizer(name):
+            return [(self._new_optimizer(node, args, named, world, name in CLOSURES), world)]
+        if name in ("torch.save", "accelerate.save") and (args or named):
+            self._save(args[0] if args else named.get("obj", NONE), node, world)
+            return [(NONE, world)]
+        if name in _REMADE and named.get("requires_grad") == Literal.of(True) and args and is_volatile(args[0]):
+            return [(Tensor(leaf=True), world)]
+        if name in ("torch.autograd.backward",) and args:
+            return self._backward(args[0], node, world)
+        if name == "torch.autograd.grad":
+            self.walker.emit(world, Event(Kind.AUTOGRAD_GRAD), node.at)
+            return [(self.result(External(name), node, args, named, world), world)]
+        return self._general(name, node, args, named, world)
+
+    def _general(self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        short_name = name.rpartition(".")[2]
+        if WRAPPERS.search(name):
+            given = args[0] if args else named.get("module", named.get("model"))
+            if isinstance(given, Instance) and short_name == "compile":  # its graph casts the weights by itself
+                world.heap[(given.id, UNCACHED)] = Literal.of(True)
+            if isinstance(given, (Instance, Symbol, Func, Method)):
+                return [(given, world)]
+        if name in ("copy.deepcopy", "copy.copy") and args and isinstance(args[0], Instance):
+            return [(replace(args[0], id=(args[0].id, node.at)), world)]
+        if name.startswith("builtins.") or name in ("itertools.chain", "itertools.chain.from_iterable"):
+            found = self._builtin(short_name, node, args, named, world)
+            if found is not None:
+                return [(found, world)]
+        if name == "functools.partial" and args:
+            return [(Partial(args[0], tuple(args[1:]), tuple(named.items())), world)]
+        if name in ("contextlib.nullcontext", "contextlib.suppress", "contextlib.ExitStack"):
+            return [(External(name), world)]
+        if builds_model(name):
+            return [(Instance((world.frame.module.path, node.at, world.stamp), None, True), world)]
+        return [(self.result(External(name), node, args, named, world), world)]
+
+    def _builtin(
+        self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Value | None:
+        last = args[-1] if args else None
+        if name in PASSING and isinstance(last, (Parameters, Items, Method)):
+            return last
+        if name in ("chain", "from_iterable") and args:
+            return Parameters(owners_of(Items(tuple(args))))
+        if name in ("dict",) and not args:
+            return Table(tuple(named.items()), "**" in named)
+        if name == "enumerate" and args and (len(args) == 1 or args[1] == Literal.of(0)) and not named:
+            return Method(args[0], "enumerate")
+        if name == "range" and (len(args) == 1 or (args and args[0] == Literal.of(0))):
+            return Method(args[-1], "range")
+        if name == "zip" and args:
+            return Method(Items(tuple(args)), "zip")
+        if name == "float" and args and args[0] in (Literal.of("inf"), Literal.of("Inf")):
+            return Literal.of(math.inf)
+        if name in ("float", "int", "str", "len", "round") and args and not isinstance(args[0], Literal):
+            return Symbol(short(f"{name}({key_of(args[0])})"), "", is_volatile(args[0]))
+        if name == "isinstance" and len(args) == 2:
+            return Condition(short(f"isinstance {key_of(args[0])} {key_of(args[1])}"), volatile=is_volatile(args[0]))
+        if name == "hasattr" and len(args) == 2 and isinstance(args[0], Symbol):
+            return Condition(short(f"hasattr {key_of(args[0])} {key_of(args[1])}"))
+        if name == "getattr" and len(args) >= 2 and isinstance(args[1], Literal):
+            found = self.walker.attribute(args[0], str(args[1].value), "", node.at, world)
+            return found[0][0] if len(found) == 1 else None
+        if name == "bool" and len(args) == 1:
+            return args[0]
+        return None
+
+    def _new_scaler(self, node: ir.Call, enabled: Value | None, world: World) -> Results:
+        results: Results = []
+        site = (world.frame.module.path, node.at)
+        for live, after in split(world, enabled if enabled is not None else Literal.of(True)):
+            scaler = Scaler((*site, after.stamp), live)
+            if live:
+                self.walker.emit(after, Event(Kind.SCALER_NEW, scaler=scaler.id, site=site), node.at)
+            results.append((scaler, after))
+        return results
+
+    def _new_region(self, name: str, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        device = AUTOCASTS[name]
+        if device is None:
+            given = argument(args, named, "device_type", 0)
+            device = str(given.value).partition(":")[0] if isinstance(given, Literal) else None
+        enabled = argument(args, named, "enabled", 2 if AUTOCASTS[name] is None else 0)
+        dtype = argument(args, named, "dtype", 1)
+        cache = argument(args, named, "cache_enabled", 3 if AUTOCASTS[name] is None else 2)
+        word = dtype_of(dtype) if dtype not in (None, NONE) else DEFAULT_DTYPES.get(device or "")
+        cached = not (isinstance(cache, Literal) and cache.value is False)
+        return [
+            (Region(device, word, live, cached), after)
+            for live, after in split(world, enabled if enabled is not None else Literal.of(True))
+        ]
+
+    def _new_optimizer(
+        self, node: ir.Call, args: list[Value], named: dict[str, Value], world: World, closure: bool
+    ) -> Optimizer:
+        identity = (world.frame.module.path, node.at, world.stamp)
+        given = args[0] if args else named.get("params", NONE)
+        owners = owners_of(given)
+        self.walker.emit(world, Event(Kind.OPTIMIZER_NEW, optimizer=identity, owners=known(owners)), node.at)
+        return Optimizer(identity, closure)
+
+    def _clip(self, parameters: Value, limit: Value | None, node: ir.Call, world: World) -> Results:
+        """Clipping; with an infinite limit it only measures the norm."""
+        endless = limit in INFINITE
+        kind = Kind.GRAD_READ if endless else Kind.CLIP
+        self.walker.emit(world, Event(kind, owners=known(owners_of(parameters))), node.at)
+        return [(Symbol("norm", "", True), world)]
+
+
+def limit_of(args: list[Value], named: dict[str, Value]) -> Value | None:
+    for name in ("max_norm", "clip_value", "value"):
+        if name in named:
+            return named[name]
+    return args[1] if len(args) > 1 else None
+
+
+def builds_optimizer(name: str) -> bool:
+    if name.startswith("torch.optim."):
+        return name.count(".") == 2 and name.rpartition(".")[2][:1].isupper()
+    short_name = name.rpartition(".")[2]
+    return (
+        bool(re.search(r"(^|\.)(optim|optimizers|optimization)(\.|$)", name))
+        and short_name[:1].isupper()
+        and (bool(re.search(r"Adam|SGD|Lion|LAMB|Lamb|RMSprop|Adagrad|Adafactor", short_name)))
+    )
+
+
+def builds_model(name: str) -> bool:
+    short_name = name.rpartition(".")[2]
+    if name.startswith("torch.nn.") and not name.startswith(("torch.nn.functional", "torch.nn.utils", "torch.nn.init")):
+        return short_name[:1].isupper() and not short_name.endswith(("Loss", "Parameter"))
+    if name.startswith(("torchvision.models.", "timm.create_model", "segmentation_models_pytorch.")):
+        return True
+    return short_name == "from_pretrained" and "Tokenizer" not in name and "Processor" not in name

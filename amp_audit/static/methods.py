@@ -1,0 +1,351 @@
+"""Methods of scalers, optimizers, models and tensors, and of unknown things that are used like them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from amp_audit.events import Event, Kind, Via
+from amp_audit.protocol import LOW_PRECISION, region_dtype
+from amp_audit.static import ir
+from amp_audit.static.contexts import Contexts
+from amp_audit.static.ducks import OWNING, SCALER_NAME, tail, tail_of
+from amp_audit.static.flows import FROZEN, UNCACHED, dtype_of, known, owners_of, scaled, together, with_children
+from amp_audit.static.values import (
+    NONE,
+    Condition,
+    External,
+    Func,
+    Instance,
+    Items,
+    Literal,
+    Method,
+    NoGrad,
+    Optimizer,
+    Parameters,
+    Region,
+    Scaler,
+    Scheduler,
+    StateDict,
+    Symbol,
+    Table,
+    Tensor,
+    Value,
+    inside,
+    key_of,
+)
+from amp_audit.static.world import World, short
+
+if TYPE_CHECKING:
+    from amp_audit.static.evaluate import Results
+
+SAME = frozenset({"to", "cuda", "cpu", "train", "eval", "requires_grad_", "half", "float", "bfloat16", "double", "xpu"})
+
+
+class Methods(Contexts):
+    """Turns method calls into events and values."""
+
+    def _method(
+        self, method: Method, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        base, name = method.base, method.name
+        if isinstance(base, Scaler):
+            return self._scaler(base, name, node, args, named, world)
+        if isinstance(base, Optimizer):
+            return self._optimizer(base.id, name, node, args, named, world)
+        if isinstance(base, Scheduler):
+            if name == "step":
+                self.walker.emit(world, Event(Kind.SCHEDULER_STEP), node.at)
+            return [(self._state_dict(name, "scheduler") or NONE, world)]
+        if isinstance(base, Instance):
+            return self._model(base.id, base, name, node, args, named, world)
+        if isinstance(base, Tensor):
+            return self._tensor(base, name, node, args, named, world)
+        if isinstance(base, (Region, NoGrad)):
+            return self._context(base, name, node, world)
+        if isinstance(base, Method) and base.name == "grad" and name.endswith("_"):
+            kind = Kind.ZERO_GRAD if name == "zero_" else Kind.GRAD_WRITE
+            self.walker.emit(world, Event(kind, owners=known(owners_of(base.base))), node.at)
+        if isinstance(base, Items) and name in ("append", "extend") and args and isinstance(node.func, ir.Attr):
+            more = args[:1] if name == "append" else args[0].items if isinstance(args[0], Items) else args[:1]
+            self.walker.bind(node.func.base, Items((*base.items, *more)), world)
+            return [(NONE, world)]
+        if isinstance(base, Table):
+            return [(table_method(base, name, args) or self.result(method, node, args, named, world), world)]
+        if isinstance(base, External) and name == "enter_context" and args:
+            self.enter(args[0], node.at, world)
+            return [(args[0], world)]
+        return [(self.result(method, node, args, named, world), world)]
+
+    def _context(self, base: Value, name: str, node: ir.Call, world: World) -> Results:
+        if name == "__enter__":
+            return [(self.enter(base, node.at, world), world)]
+        if name == "__exit__":
+            self.leave(base, node.at, world, max(0, len(world.state.regions) - 1))
+        return [(NONE, world)]
+
+    def _scaler(
+        self, scaler: Scaler, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        first = args[0] if args else next(iter(named.values()), NONE)
+        if name == "scale":
+            return [(self._scale(scaler.id, scaler.enabled, first, node, world), world)]
+        if name == "is_enabled":
+            return [(Literal.of(scaler.enabled), world)]
+        if name == "step":
+            return self._scaler_step(scaler.id, scaler.enabled, first, node, args, named, world)
+        if name == "state_dict":
+            return [(StateDict("scaler"), world)]
+        if scaler.enabled and name in ("unscale_", "update"):
+            self._scaler_event(scaler.id, name, first, node, world)
+        elif name == "load_state_dict":
+            self.walker.emit(world, Event(Kind.LOAD, scaler=scaler.id, contents=frozenset({"scaler"})), node.at)
+        elif name in ("backward", "__call__"):  # no such method: the scaled loss was meant
+            self.walker.emit(world, Event(Kind.BACKWARD, scaled=None), node.at)
+        return [(Symbol(short(f"{scaler.id!r}.{name}()"), "", True), world)]
+
+    def _scale(self, scaler: Hashable, enabled: bool, value: Value, node: ir.Call, world: World) -> Value:
+        if not enabled:
+            return value
+        self.walker.emit(world, Event(Kind.SCALE, scaler=scaler), node.at)
+        if isinstance(value, Items):
+            return Items(tuple(scaled(item, scaler) for item in value.items))
+        return scaled(value, scaler)
+
+    def _scaler_event(self, scaler: Hashable, name: str, target: Value, node: ir.Call, world: World) -> None:
+        if name == "update":
+            self.walker.emit(world, Event(Kind.UPDATE, scaler=scaler, given=bool(node.args)), node.at)
+            return
+        if isinstance(target, Parameters):  # not an optimizer: the program dies here
+            world.dead = True
+            return
+        optimizer = self._optimizer_id(target)
+        self.walker.emit(world, Event(Kind.UNSCALE, scaler=scaler, optimizer=optimizer), node.at)
+
+    def _scaler_step(
+        self,
+        scaler: Hashable,
+        enabled: bool,
+        target: Value,
+        node: ir.Call,
+        args: list[Value],
+        named: dict[str, Value],
+        world: World,
+    ) -> Results:
+        optimizer = self._optimizer_id(target)
+        if isinstance(target, Instance) and target.cls is not None and not enabled:
+            return self._follow_step(target, node, args[1:], named, world)
+        closure = args[1] if len(args) > 1 else named.get("closure")
+        event = Event(Kind.STEP, scaler=scaler, optimizer=optimizer, via=Via.SCALER)
+        if not enabled:
+            event = replace(event, scaler=None, via=Via.PLAIN)
+        return self._step_with(closure, event, node, world)
+
+    def _follow_step(
+        self, target: Instance, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        results: Results = []
+        for callee, after in self.walker.attribute(target, "step", "", node.at, world):
+            results += self.walker.call(callee, node, args, named, after)
+        return results
+
+    def _optimizer_id(self, value: Value) -> Hashable:
+        if isinstance(value, Optimizer):
+            return value.id
+        if isinstance(value, Symbol):
+            self.stepped.add(value.key)
+        return key_of(value)
+
+    def _optimizer(
+        self,
+        optimizer: Hashable,
+        name: str,
+        node: ir.Call,
+        args: list[Value],
+        named: dict[str, Value],
+        world: World,
+    ) -> Results:
+        if name == "step":
+            return self._plain_step(optimizer, node, args, named, world)
+        if name == "zero_grad":
+            self.walker.emit(world, Event(Kind.ZERO_GRAD, optimizer=optimizer), node.at)
+        if name == "backward":  # DeepSpeed, apex and fairseq optimizers scale the loss themselves
+            self.walker.emit(world, Event(Kind.BACKWARD, scaled=None), node.at)
+        if name == "state_dict":
+            return [(StateDict("optimizer"), world)]
+        return [(Symbol(short(f"{optimizer!r}.{name}()"), "", True), world)]
+
+    def _plain_step(
+        self, optimizer: Hashable, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        closure = args[0] if args else named.get("closure")
+        return self._step_with(closure, Event(Kind.STEP, optimizer=optimizer, via=Via.PLAIN), node, world)
+
+    def _step_with(self, closure: Value | None, event: Event, node: ir.Call, world: World) -> Results:
+        """A step, after the closure that computes its gradients, if there is one."""
+        worlds = [world]
+        if isinstance(closure, Func):
+            worlds = [after for _, after in self.walker.follow(closure, node.at, [], {}, world)]
+        for after in worlds:
+            self.walker.emit(after, event, node.at)
+        return [(Symbol("stepped", "", True), after) for after in worlds]
+
+    def _model(
+        self,
+        owner: Hashable,
+        value: Value,
+        name: str,
+        node: ir.Call,
+        args: list[Value],
+        named: dict[str, Value],
+        world: World,
+    ) -> Results:
+        if name in OWNING:
+            return [(Parameters(frozenset(with_children(owner, world))), world)]
+        if name in SAME:
+            self._changed(owner, name, args, named, world)
+            return [(value, world)]
+        if name == "zero_grad":
+            self.walker.emit(world, Event(Kind.ZERO_GRAD, owners=(owner,)), node.at)
+            return [(NONE, world)]
+        if name == "clip_grad_norm_":
+            self.walker.emit(world, Event(Kind.CLIP, owners=(owner,)), node.at)
+            return [(Symbol("norm", "", True), world)]
+        if name == "load_state_dict":
+            self.walker.emit(world, Event(Kind.WEIGHT_WRITE, owners=(owner,)), node.at)
+        if name in ("manual_backward",) and args:  # Lightning scales the loss itself
+            self.walker.emit(world, Event(Kind.BACKWARD, scaled=None), node.at)
+        if name == "state_dict":
+            return [(StateDict("model"), world)]
+        if name in ("forward", "__call__") and isinstance(value, Instance):
+            return self.walker.call(value, node, args, named, world)
+        return [(self.result(Method(value, name), node, args, named, world), world)]
+
+    def _changed(self, owner: Hashable, name: str, args: list[Value], named: dict[str, Value], world: World) -> None:
+        """Remember of a model whether it is frozen, and whether its weights are cached by autocast."""
+        values = (*args, *named.values())
+        if name == "requires_grad_":
+            world.heap[(owner, FROZEN)] = Literal.of(args[:1] == [Literal.of(False)])
+        elif name in ("half", "bfloat16") or any(dtype_of(value) in LOW_PRECISION for value in values):
+            world.heap[(owner, UNCACHED)] = Literal.of(True)
+        elif name in ("float", "double") or any(dtype_of(value) == "float32" for value in values):
+            world.heap[(owner, UNCACHED)] = Literal.of(False)
+
+    def _tensor(
+        self, tensor: Tensor, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        if name == "backward":
+            return self._backward(tensor, node, world)
+        if name in ("detach", "item", "tolist", "numpy"):
+            if name == "detach":
+                return [(Tensor(), world)]
+            return [(Symbol(f"tensor.{name}", "", True), world)]
+        return [(self.result(tensor, node, [tensor, *args], named, world), world)]
+
+    def _backward(self, loss: Value, node: ir.Call, world: World) -> Results:
+        """``loss.backward()``: scaled when the loss carries the scale; unknown when its origin is not seen."""
+        losses = [item for item in inside(loss) if isinstance(item, Tensor)]
+        if losses:
+            whole = together(losses, None)
+            scaled = None if whole.doubt else whole.scaled is not None
+            event = Event(
+                Kind.BACKWARD,
+                scaler=whole.scaled,
+                owners=known(whole.owners),
+                scaled=scaled,
+                dtype=whole.dtype,
+                detached=all(loss.leaf for loss in losses),
+            )
+        else:
+            foreign = isinstance(loss, Symbol) and loss.param
+            event = Event(Kind.BACKWARD, owners=(), scaled=None if foreign else False)
+        self.walker.emit(world, event, node.at)
+        return [(NONE, world)]
+
+    def _symbol(
+        self, callee: Symbol, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        """A call of, or of a method of, something unknown: known by how the code uses it."""
+        if not isinstance(node.func, ir.Attr):
+            return self._call_unknown(callee, node, args, named, world)
+        base = self._base_of(callee, node.func)
+        name = node.func.name
+        if name == "backward" and self._is_loss(base, world):
+            return self._backward(base, node, world)
+        if self.is_scaler(base, world) and name in ("scale", "unscale_", "step", "update", "is_enabled", "state_dict"):
+            return self._duck_scaler(base, name, node, args, named, world)
+        if name in ("step", "zero_grad", "state_dict") and self.is_optimizer(base, world):
+            return self._optimizer(base.key, name, node, args, named, world)
+        if name in OWNING or (name in SAME | {"zero_grad", "clip_grad_norm_"} and self.is_model(base, world)):
+            return self._model(base.key, base, name, node, args, named, world)
+        if name == "state_dict":
+            return [(StateDict("scheduler" if "sched" in tail(base).lower() else "model"), world)]
+        return self._call_unknown(callee, node, args, named, world)
+
+    def _base_of(self, callee: Symbol, func: ir.Attr) -> Symbol:
+        text = callee.text.rpartition(".")[0] if callee.text else ""
+        suffix = f".{func.name}"
+        key = callee.key.removesuffix(suffix) if callee.key.endswith(suffix) else callee.key
+        return replace(callee, key=key, text=text)
+
+    def _is_loss(self, base: Symbol, world: World) -> bool:
+        """``engine.backward(loss)`` takes a loss and is a framework's; ``loss.backward()`` is the tensor's own."""
+        used = self.methods_used(base, world)
+        return not used & {"step", "zero_grad", "prepare", "parameters", "train"}
+
+    def _duck_scaler(
+        self, scaler: Symbol, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        switch = Condition(f"{scaler.key}.is_enabled()")
+        if name == "is_enabled":
+            return [(switch, world)]
+        enabled = world.known(switch) is not False
+        first = args[0] if args else next(iter(named.values()), NONE)
+        if name == "scale":
+            return [(self._scale(scaler.key, enabled, first, node, world), world)]
+        if name == "state_dict":
+            return [(StateDict("scaler"), world)]
+        if name == "step":
+            if first == NONE:
+                return [(NONE, world)]
+            return self._scaler_step(scaler.key, enabled, first, node, args, named, world)
+        if enabled:
+            self._scaler_event(scaler.key, name, first, node, world)
+        return [(NONE, world)]
+
+    def _call_unknown(
+        self, callee: Symbol, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        fed = any(isinstance(item, Tensor) for value in (*args, *named.values()) for item in inside(value))
+        if self.is_model(callee, world) and not world.no_grad:
+            self.forward(callee.key, node.at, world)
+            return [(self.output(Instance(callee.key, None, True), None, args, named, world), world)]
+        live = region_dtype(world.state)
+        if live is not None and not fed and not world.no_grad and not isinstance(node.func, ir.Attr):
+            return [(Tensor(frozenset(), live), world)]
+        return [(self.result(callee, node, args, named, world), world)]
+
+    def _save(self, value: Value, node: ir.Call, world: World) -> None:
+        found = {item.of for item in inside(value) if isinstance(item, StateDict)}
+        if any(isinstance(item, Table) and item.open for item in inside(value)):
+            found.add("unknown")
+        if any(isinstance(item, (Symbol, Scaler)) and SCALER_NAME.search(tail_of(item)) for item in inside(value)):
+            found.add("scaler")
+        self.walker.emit(world, Event(Kind.SAVE, contents=frozenset(found)), node.at)
+
+    def _state_dict(self, name: str, of: str) -> Value | None:
+        return StateDict(of) if name == "state_dict" else None
+
+
+def table_method(table: Table, name: str, args: list[Value]) -> Value | None:
+    if name == "get" and args and isinstance(args[0], Literal):
+        found = table.get(args[0].value)
+        return found if found is not None else (args[1] if len(args) > 1 else NONE) if not table.open else None
+    if name == "values":
+        return Items(tuple(value for _, value in table.items))
+    if name == "items":
+        return Items(tuple(Items((Literal.of(key), value)) for key, value in table.items))
+    if name == "copy":
+        return table
+    return None
