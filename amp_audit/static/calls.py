@@ -106,7 +106,7 @@ class Caller(Evaluator):
         self.followed.add((func.module.path, function.at))
         env = dict(_live_env(func, world))
         self._bind_parameters(func, env, args, named, world)
-        world.frames.append(Frame(func.module, function, env, func.cls))
+        world.frames.append(Frame(func.module, function, env, func.cls, deciding=self.heat.deciding(function)))
         entered = self._decorators_enter(function, world)
         stamp = world.stamp
         depth = len(world.frames)

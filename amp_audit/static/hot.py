@@ -67,6 +67,7 @@ class Heat:
         self._names = names
         self._calm = {id(f) for f in functions if id(f) in self._hot and not _makes_events(spoken[id(f)])}
         self._memo: dict[int, tuple[object, bool, bool]] = {}
+        self._deciding: dict[int, frozenset[str]] = {}
 
     def function(self, function: ir.Function) -> bool:
         if function.name == "<lambda>":
@@ -76,6 +77,28 @@ class Heat:
     def calm(self, function: ir.Function) -> bool:
         """Whether a function is hot for its regions alone: nothing trains there, so its branches need no paths."""
         return id(function) in self._calm
+
+    def deciding(self, function: ir.Function) -> frozenset[str]:
+        """The names in the tests of branches that matter, and in the arguments of calls that are followed."""
+        known = self._deciding.get(id(function))
+        if known is None:
+            known = self._deciding[id(function)] = frozenset(self._deciders(function))
+        return known
+
+    def _deciders(self, function: ir.Function) -> Iterator[str]:
+        for statement in statements(function.body, into=True):
+            if isinstance(statement, ir.If) and self.forks(statement):
+                yield from _spoken_in(statement.test).words
+            for expression in expressions(statement):
+                for node in walk(expression):
+                    if isinstance(node, ir.IfExp):
+                        yield from _spoken_in(node.test).words
+                    elif isinstance(node, ir.Call) and self._is_followed(node):
+                        yield from (word for arg in node.args for word in _spoken_in(arg.value).words)
+
+    def _is_followed(self, node: ir.Call) -> bool:
+        called = _spoken_in(node).called
+        return not called.isdisjoint(self._names) or not called.isdisjoint(MENTIONED)
 
     def matters(self, body: tuple[ir.Stmt, ...]) -> bool:
         """Whether statements can produce an event or change where the path goes."""

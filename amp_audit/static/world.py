@@ -53,7 +53,8 @@ _ALWAYS_TRUE = (Scaler, Optimizer, Scheduler, Region, Instance, Func, Type, Pack
 class Frame:
     """The names of one call of a function, or of a module's own code (``function`` is None).
 
-    ``cls`` is the class whose method runs, ``shared`` the names declared global or nonlocal.
+    ``cls`` is the class whose method runs, ``shared`` the names declared global or nonlocal. ``deciding`` are the names
+    whose truth may choose a path that matters (None: any).
     """
 
     module: ir.Module
@@ -61,9 +62,10 @@ class Frame:
     env: dict[str, Value] = field(default_factory=dict)
     cls: ClassRef | None = None
     shared: dict[str, str] = field(default_factory=dict)
+    deciding: frozenset[str] | None = None
 
     def copy(self) -> Frame:
-        return Frame(self.module, self.function, dict(self.env), self.cls, dict(self.shared))
+        return Frame(self.module, self.function, dict(self.env), self.cls, dict(self.shared), self.deciding)
 
 
 @dataclass(slots=True)
@@ -112,7 +114,7 @@ class World:
 
     def signature(self) -> Hashable:
         """Equal for worlds that differ in decided conditions, in the way here and in what is only data."""
-        frames = tuple(_telling(frame.env) for frame in self.frames)
+        frames = tuple(_telling(frame.env, frame.deciding) for frame in self.frames)
         state = replace(self.state, ever=frozenset())
         return (frames, _telling(self.heap), _telling(self.globals), state, self.stamp, self.no_grad)
 
@@ -250,15 +252,29 @@ def blend(mine: dict[K, Value], other: dict[K, Value]) -> None:
             mine[key] = either(own, value)
 
 
-def _telling(names: dict[K, Value]) -> frozenset[tuple[K, Value]]:
-    """The names that hold more than data: identities, switches and what is None."""
-    return frozenset((name, value) for name, value in names.items() if not _is_data(value))
+def _telling(names: dict[K, Value], deciding: frozenset[str] | None = None) -> frozenset[tuple[K, Value]]:
+    """The names that hold more than data: identities, what carries a scale, switches that choose a path."""
+    return frozenset(
+        (name, value)
+        for name, value in names.items()
+        if not _is_data(value) and (deciding is None or name in deciding or not _is_switch(value))
+    )
 
 
 def _is_data(value: Value) -> bool:
+    if isinstance(value, Symbol):
+        return True
     if isinstance(value, Literal):
         return value.kind in ("int", "float", "str") and value.value != 0
-    return isinstance(value, Symbol)
+    if isinstance(value, Tensor):
+        return value.scaled is None and not value.doubt and not value.leaf
+    if isinstance(value, Items):
+        return all(map(_is_data, value.items))
+    return isinstance(value, Table) and all(_is_data(item) for _, item in value.items)
+
+
+def _is_switch(value: Value) -> bool:
+    return isinstance(value, (Literal, Condition))
 
 
 def either(one: Value, two: Value) -> Value:
