@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Observer, Part
 from amp_audit.runtime.place import Places
-from amp_audit.runtime.tracer import Book, Tracer
+from amp_audit.runtime.tracer import Book, Tracer, admit_higher_order_operators
 from amp_audit.trace.schema import Counts, EventRow
 from amp_audit.trace.writer import Writer
 
@@ -61,6 +61,7 @@ class Recording:
         tracer = self._tracer
         if tracer is None or tracer.thread != threading.get_ident():
             tracer = self._tracer = self._new_tracer()
+        admit_higher_order_operators()
         if _depth():
             if _top() is not tracer:
                 self._host.note("operators were not recorded while a dispatch mode of the program was in force")

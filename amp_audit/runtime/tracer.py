@@ -7,6 +7,7 @@ number before the next one is its own.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections import Counter
@@ -170,6 +171,19 @@ class Book:
         counted = [row.number, row.calls, row.elements, row.elements * target.itemsize, *counts.get(about, ())]
         row.calls = row.elements = 0
         return counted
+
+
+def admit_higher_order_operators() -> None:
+    """Let higher-order operators run under a ``Tracer`` of a torch without ``supports_higher_order_operators``."""
+    if hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+        return
+    for operator in getattr(torch._ops, "_higher_order_ops", {}).values():
+        if Tracer not in operator.python_key_table:
+            operator.python_key_table[Tracer] = functools.partial(_higher_order, operator)
+
+
+def _higher_order(operator: Any, mode: Tracer, *args: Any, **kwargs: Any) -> Any:
+    return mode.__torch_dispatch__(operator, (), args, kwargs)
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]

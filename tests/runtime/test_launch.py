@@ -295,6 +295,25 @@ def test_a_launcher_s_ranks_attach_and_the_launcher_does_not(tmp_path: Path) -> 
     assert [[step.step for step in trace.steps] for trace in stopped.traces] == [[1, 2], [1, 2]]
 
 
+def test_ranks_with_an_amp_audit_each_write_one_report(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DISTRIBUTED)
+    amp_audit = str(Path(sys.executable).with_name("amp-audit"))
+    ranks = ["--nproc-per-node", "2", "--master-port", "29613"]
+    done = subprocess.run(
+        [TORCHRUN, "--no-python", *ranks, amp_audit, "--steps", "2", "--format", "json", "train.py"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["trace"]["ranks"], report["coverage"]["ranks_missing"]) == ([0, 1], [])
+    (folder,) = (tmp_path / ".amp-audit").glob("ranks-*")
+    assert [[step.step for step in trace.steps] for trace in reader.read(folder)] == [[1, 2], [1, 2]]
+
+
 # What stands in the child's way
 
 
