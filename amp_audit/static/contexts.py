@@ -10,7 +10,7 @@ from amp_audit.events import Event, Kind
 from amp_audit.protocol import get, region_dtype
 from amp_audit.static import ir
 from amp_audit.static.ducks import Ducks
-from amp_audit.static.flows import FROZEN, UNCACHED, computed_in, known, owners_of, together
+from amp_audit.static.flows import FROZEN, UNCACHED, computed_in, known, owners_of, together, with_children
 from amp_audit.static.hot import dotted
 from amp_audit.static.values import (
     NONE,
@@ -138,9 +138,10 @@ class Contexts(Ducks):
         fed = [item for value in (*args, *named.values()) for item in inside(value) if isinstance(item, Tensor)]
         if world.no_grad:
             return Tensor()
-        frozen = world.heap.get((model.id, FROZEN)) == Literal.of(True)
+        parts = with_children(model.id, world)
+        own = frozenset(part for part in parts if world.heap.get((part, FROZEN)) != Literal.of(True))
         inner = given.dtype if isinstance(given, Tensor) else None
-        made = Tensor(frozenset() if frozen else frozenset({model.id}), computed_in(world) or inner)
+        made = Tensor(own, computed_in(world) or inner)
         return together([*fed, made], made.dtype)
 
     def forward(self, owner: Hashable, at: int, world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from amp_audit.static.values import (
@@ -45,6 +46,15 @@ class Ducks:
     def is_model(self, symbol: Symbol, world: World) -> bool:
         used = self.methods_used(symbol, world)
         return bool(used & (OWNING | {"train", "eval"})) and "unscale_" not in used
+
+    def whole(self, part: Symbol, world: World) -> Symbol:
+        """The model that a part of one (``model.encoder``) belongs to: a loss of it leads back to all its parts."""
+        key, _, name = part.key.rpartition(".")
+        text = part.text.rpartition(".")[0]
+        above = replace(part, key=key, text=text)
+        if not key or not text or part.text.rpartition(".")[2] != name or not self.is_model(above, world):
+            return part
+        return self.whole(above, world)
 
 
 def tail(symbol: Symbol) -> str:

@@ -277,6 +277,8 @@ class Methods(Contexts):
             return self._duck_scaler(base, name, node, args, named, world)
         if name in ("step", "zero_grad", "state_dict") and self.is_optimizer(base, world):
             return self._optimizer(base.key, name, node, args, named, world)
+        if name in OWNING:
+            base = self.whole(base, world)
         if name in OWNING or (name in SAME | {"zero_grad", "clip_grad_norm_"} and self.is_model(base, world)):
             return self._model(base.key, base, name, node, args, named, world)
         if name == "state_dict":

@@ -447,3 +447,38 @@ def test_too_many_paths_are_said_not_hidden(monkeypatch: pytest.MonkeyPatch) -> 
     module = lowering.lower("/project/main.py", in_loop(CLIP, STEP, UPDATE))
     _, notes = paths.find(Project([module], Path("/project")), rulebook.load())
     assert notes == ["/project/main.py: too many paths; its own code was not walked to the end"]
+
+
+@pytest.mark.parametrize("parameters", ["model.head.parameters()", "model.parameters()", "model.body.parameters()"])
+@pytest.mark.parametrize("made", ["Net()", "build(Net)"])
+def test_an_optimizer_of_a_part_is_fed_by_the_whole(parameters: str, made: str) -> None:
+    source = f"""
+import torch
+from torch import nn
+from library import build
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+model = {made}
+model.train()
+optimizer = torch.optim.SGD({parameters}, lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for x, y in [(1, 2)]:
+    optimizer.zero_grad()
+    with torch.autocast("cuda"):
+        loss = nn.functional.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+    {UNSCALE}
+    nn.utils.clip_grad_norm_({parameters}, 1.0)
+    {STEP}
+    {UPDATE}
+"""
+    assert rules(source) == set()
+    missing = source.replace(f"    {UNSCALE}\n", "")
+    assert rules(missing) == {"AMP202"}
