@@ -63,7 +63,7 @@ def _check(groups: Mapping[str, Sequence[str]], book: Rulebook, options: Options
     found = [finding for outcome in outcomes for finding in outcome.findings]
     coverage = Coverage(
         files_checked=sum(outcome.checked for outcome in outcomes),
-        files_skipped=sum(outcome.selection.skipped for outcome in outcomes),
+        files_skipped=sum(outcome.skipped for outcome in outcomes),
         files_failed=sum(len(outcome.failed) for outcome in outcomes),
         notes=tuple(note for outcome in outcomes for note in outcome.notes),
     )
@@ -90,11 +90,13 @@ class _Outcome:
     book: Rulebook
     options: Options
     checked: int = 0
+    skipped: int = 0
     findings: list[Finding] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     def run(self) -> None:
+        self.skipped = self.selection.skipped
         for path, error in self.selection.failed.items():
             self._fail(path, error)
         files = {file.source.path: file for file in self._files()}
@@ -111,28 +113,35 @@ class _Outcome:
         return frozenset(files if self.options.follow else files.keys() & self.selection.checked.keys())
 
     def _files(self) -> Iterator[File]:
-        """The files that could be lowered; the others fail, unless nobody asked for them."""
-        sources = [*self._sources(self.selection.checked, True), *self._sources(self.selection.context, False)]
+        """The files that could be lowered."""
+        sources = [*self._sources(self.selection.checked), *self._sources(self.selection.context)]
         lowered = lower_all(sources)
         for source in sources:
             module = lowered[source.path]
-            if not isinstance(module, LoweringError):
-                yield File(source, module, self.selection.root)
-            elif source.path in self.selection.checked or self.options.follow:
+            if isinstance(module, LoweringError):
                 cell, line = source.place(module.line)
-                self._fail(source.path, Unreadable(str(module), line, module.column, cell))
+                self._give_up(source.path, Unreadable(str(module), line, module.column, cell))
+            else:
+                yield File(source, module, self.selection.root)
 
-    def _sources(self, data: dict[str, bytes], asked: bool) -> Iterator[Source]:
+    def _sources(self, data: Mapping[str, bytes]) -> Iterator[Source]:
         for path, content in data.items():
             try:
                 source = decode(path, content)
             except Unreadable as error:
-                if asked or self.options.follow:
-                    self._fail(path, error)
+                self._give_up(path, error)
                 continue
             for broken in source.broken:
-                self._fail(path, broken)
+                self._give_up(path, broken)
             yield source
+
+    def _give_up(self, path: str, error: Unreadable) -> None:
+        """A file that is no Python: it fails, unless nobody asked for it or nothing in it could matter."""
+        asked = path in self.selection.checked
+        if path in self.selection.telling and (asked or self.options.follow):
+            self._fail(path, error)
+        elif asked:
+            self.skipped += 1
 
     def _fail(self, path: str, error: Unreadable) -> None:
         self.failed.add(path)

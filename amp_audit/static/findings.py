@@ -155,8 +155,13 @@ def _of_file(
         if not is_silenced:
             found.append(_finding(raw, file, files, fingerprint(file.inside, *same, seen[same] - 1)))
     if UNUSED in book.rules and UNUSED in run:
-        found += [_idle(directive, file, book) for directive in idle if directive.rule is None or directive.rule in run]
+        found += [_idle(directive, file, book) for directive in idle if _was_run(directive.rule, book, run)]
     return found
+
+
+def _was_run(rule: str | None, book: Rulebook, run: frozenset[str]) -> bool:
+    """Whether reading could have found the rule here; what names no rule never silences anything."""
+    return rule is None or (rule in run and bool(book[rule].static))
 
 
 def fingerprint(path: str, rule: str, qualname: str, statement: str, ordinal: int) -> str:

@@ -35,13 +35,14 @@ _LOADS_BY_NAME = re.compile(rb"import_module\b|__import__\b|importlib\b")
 _IMPORT = re.compile(
     rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]*(\([^)]*\)|(?:[^\n#;\\]|\\\r?\n)*)|import[ \t]+([^\n#;]+))", re.M
 )
+_COMMENT = re.compile(rb"#[^\n]*")
 _WORD = re.compile(rb"[.\w]+")
 
 
 def triggers(book: Rulebook) -> re.Pattern[bytes]:
     """A pattern that every file matches in which a rule could speak."""
     names = {
-        target.rpartition(".")[2]
+        _telling_name(target)
         for rule in book.rules.values()
         for detector in rule.static
         if detector.kind == "call"
@@ -49,6 +50,13 @@ def triggers(book: Rulebook) -> re.Pattern[bytes]:
     }
     extra = b"".join(rb"|%s\b" % re.escape(name).encode() for name in sorted(names) if name.isidentifier())
     return re.compile(_VOCABULARY + extra)
+
+
+def _telling_name(target: str) -> str:
+    """The word that a file must hold to call ``target``: of a method its class's, which the vocabulary has."""
+    owner, _, name = target.rpartition(".")
+    owner = owner.rpartition(".")[2]
+    return owner if owner[:1].isupper() else name
 
 
 def root_of(path: str, searched: Sequence[str] = ()) -> str:
@@ -84,7 +92,8 @@ class Selection:
     """The files of one project to lower, each with its bytes, in order.
 
     ``checked`` are those asked for that can matter, ``context`` those read for their sake, ``skipped`` the number of
-    files asked for that cannot matter, ``failed`` those that could not be read.
+    files asked for that cannot matter, ``failed`` those that could not be read. ``telling`` are the files with a
+    trigger word: of these alone it matters when they are no Python.
     """
 
     root: str
@@ -92,6 +101,7 @@ class Selection:
     context: dict[str, bytes]
     skipped: int = 0
     failed: dict[str, Unreadable] = field(default_factory=dict)
+    telling: frozenset[str] = frozenset()
 
 
 def select(paths: Sequence[str], root: str, pattern: re.Pattern[bytes], *, prefilter: bool = True) -> Selection:
@@ -128,7 +138,8 @@ class _Selector:
         checked = {path: self.data[path] for path in given if path in set(alive) or os.path.abspath(path) in around}
         context = {path: self.data[path] for path in sorted(around - names.keys())}
         failed = {path: error for path, error in self.failed.items() if path in set(self.paths)}
-        return Selection(self.root, checked, context, len(given) - len(checked), failed)
+        telling = frozenset(path for path in (*checked, *context) if self._matters(self._key(path)))
+        return Selection(self.root, checked, context, len(given) - len(checked), failed, telling)
 
     def read(self, path: str) -> bool:
         """Whether the bytes of a file are at hand now."""
@@ -224,7 +235,7 @@ def imports(data: bytes) -> list[str]:
             continue
         base = source.decode("utf-8", "replace")
         found.append(base)
-        for part in names.strip(b"() \t\r\n").split(b","):
+        for part in _COMMENT.sub(b"", names).strip(b"() \t\r\n").split(b","):
             word = _WORD.match(part.strip().replace(b"\\", b"").strip())
             if word is not None:
                 name = word.group().decode("utf-8", "replace")

@@ -193,8 +193,7 @@ def decode(path: str, data: bytes) -> Source:
 
 def _text(data: bytes) -> str:
     try:
-        encoding, _ = tokenize.detect_encoding(BytesIO(data).readline)
-        text = data.decode(encoding)
+        text = data.decode(_encoding(data))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise Unreadable(f"cannot be decoded as {error.encoding}: {error.reason}", line) from None
@@ -203,6 +202,15 @@ def _text(data: bytes) -> str:
     if "\0" in text:
         raise Unreadable("source code cannot contain null bytes", text.count("\n", 0, text.index("\0")) + 1)
     return text
+
+
+def _encoding(data: bytes) -> str:
+    try:
+        return tokenize.detect_encoding(BytesIO(data).readline)[0]
+    except SyntaxError as error:
+        if "missing encoding" in str(error):  # it is UTF-8 then, and decoding it will say where it is not
+            return "utf-8"
+        raise
 
 
 # Notebooks
@@ -261,7 +269,7 @@ def _is_python(content: Any) -> bool:
 
 _CELL_MAGIC = re.compile(r"\s*%%(\w+)")
 _PYTHON_CELLS = frozenset({"time", "timeit", "capture", "prun", "python", "python3"})
-_MAGIC_LINE = re.compile(r"([ \t]*)(?:[%!?].*|[\w.]+\?\??[ \t]*)")
+_MAGIC_LINE = re.compile(r"([ \t]*)(?:[%!?].*|[\w.]+\?\??[ \t]*|(?:pip|conda|mamba|cd|ls)[ \t]+[^=(].*)")
 _MAGIC_VALUE = re.compile(r"([ \t]*[\w.,\s]+=)[ \t]*[%!].*")
 
 
@@ -278,12 +286,19 @@ def _python(text: str) -> str:
         first = next(i for i, line in enumerate(lines) if line.strip())
         kept = lines[first + 1 :] if magic.group(1) in _PYTHON_CELLS else [""] * (len(lines) - first - 1)
         lines = [""] * (first + 1) + kept
-    plain = "\n".join(_without_magics(lines))
+    plain = "\n".join(_without_magics(_dedented(lines)))
     if not _parses(plain):
         from amp_audit.static.lowering import lower
 
         lower("", plain)
     return plain
+
+
+def _dedented(lines: list[str]) -> list[str]:
+    """As IPython does: the indentation of the first line is taken from all."""
+    first = next((line for line in lines if line.strip()), "")
+    indent = first[: len(first) - len(first.lstrip())]
+    return [line.removeprefix(indent) for line in lines]
 
 
 def _without_magics(lines: Iterable[str]) -> Iterator[str]:

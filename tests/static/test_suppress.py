@@ -1,0 +1,81 @@
+"""Inline suppressions through the whole check: what they silence, and what silences nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from amp_audit import rulebook
+from amp_audit.static.check import CheckResult, Options, check
+from amp_audit.static.suppress import directives
+
+BOOK = rulebook.load()
+HEAD = "import torch\n"
+BAD = "scaler = torch.cuda.amp.GradScaler()"
+
+
+def run(folder: Path, source: str, rules: frozenset[str] | None = None) -> CheckResult:
+    path = folder / "train.py"
+    path.write_text(source)
+    return check([path], BOOK, Options(rules=rules))
+
+
+def found(result: CheckResult) -> list[tuple[str, int]]:
+    return [(f.rule, f.location.line) for f in result.findings if f.location is not None]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{HEAD}{BAD}  # amp-audit: ignore[AMP101] old torch\n",
+        f"{HEAD}{BAD}  # amp-audit: ignore[deprecated-amp-api]\n",
+        f"{HEAD}{BAD}  # amp-audit: ignore[amp101]\n",
+        f"{HEAD}# amp-audit: ignore-next-line[AMP101]: old torch\n{BAD}\n",
+        f"# amp-audit: ignore-file[AMP101]\n{HEAD}{BAD}\n",
+        f"{HEAD}{BAD}\n# amp-audit: ignore-file[AMP101]\n",
+        f"{HEAD}scaler = torch.cuda.amp.GradScaler(\n    enabled=True,\n)  # amp-audit: ignore[AMP101]\n",
+    ],
+)
+def test_a_suppression_silences_its_rule(tmp_path: Path, source: str) -> None:
+    assert found(run(tmp_path, source)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (f"{HEAD}{BAD}  # amp-audit: ignore[AMP202]\n", [("AMP101", 2), ("AMP002", 2)]),
+        (f"{HEAD}{BAD}\nx = 1  # amp-audit: ignore[AMP101]\n", [("AMP101", 2), ("AMP002", 3)]),
+        (f"{HEAD}{BAD}  # amp-audit: ignore[AMP101, AMP202]\n", [("AMP002", 2)]),
+        (f"{HEAD}{BAD}  # amp-audit: ignore\n", [("AMP101", 2), ("AMP002", 2)]),
+        (f"{HEAD}{BAD}  # amp-audit: ignore[AMP999]\n", [("AMP101", 2), ("AMP002", 2)]),
+        (f"{HEAD}{BAD}\ns = '# amp-audit: ignore-file[AMP101]'\n", [("AMP101", 2)]),
+    ],
+)
+def test_what_silences_nothing_is_reported(tmp_path: Path, source: str, expected: list[tuple[str, int]]) -> None:
+    assert sorted(found(run(tmp_path, source))) == sorted(expected)
+
+
+def test_a_suppression_of_a_rule_that_was_not_run_is_not_unused(tmp_path: Path) -> None:
+    source = f"{HEAD}{BAD}  # amp-audit: ignore[AMP202]\n"
+    assert ("AMP002", 2) not in found(run(tmp_path, source, frozenset({"AMP101", "AMP002"})))
+    assert ("AMP002", 2) not in found(run(tmp_path, source, frozenset(BOOK.rules) - {"AMP002"}))
+
+
+def test_a_rule_that_only_a_run_can_see_does_not_count_as_unused(tmp_path: Path) -> None:
+    source = f"{HEAD}{BAD}  # amp-audit: ignore[AMP101, AMP511]\n"
+    assert found(run(tmp_path, source)) == []
+
+
+def test_the_place_of_an_unused_word(tmp_path: Path) -> None:
+    result = run(tmp_path, f"{HEAD}{BAD}  # amp-audit: ignore[AMP101, AMP202] x\n")
+    place = result.findings[0].location
+    assert place is not None
+    line = f"{BAD}  # amp-audit: ignore[AMP101, AMP202] x"
+    assert place.end_column is not None
+    assert line[place.column - 1 : place.end_column - 1] == "AMP202"
+
+
+def test_comments_before_syntax_that_tokenize_refuses_still_count() -> None:
+    found = directives("x = 1  # amp-audit: ignore[AMP101]\n(\n", BOOK)
+    assert [directive.rule for directive in found] == ["AMP101"]
