@@ -151,7 +151,8 @@ def _orphans(module: ir.Module, heat: Heat) -> list[tuple[ir.Function, ClassRef 
 
 def _keep(walker: Walker, path: str, survey: Survey, exhausted: str | None) -> None:
     paths = {path, *(followed for followed, _ in walker.followed)}
-    survey.followed |= walker.followed
+    if exhausted is None:
+        survey.followed |= walker.followed
     survey.entries.append(Entry(walker.hazards, walker.happened, paths, exhausted))
 
 

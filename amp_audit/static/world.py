@@ -255,10 +255,15 @@ def blend(mine: dict[K, Value], other: dict[K, Value]) -> None:
 def _telling(names: dict[K, Value], deciding: frozenset[str] | None = None) -> frozenset[tuple[K, Value]]:
     """The names that hold more than data: identities, what carries a scale, switches that choose a path."""
     return frozenset(
-        (name, value)
+        (name, _outline(value))
         for name, value in names.items()
         if not _is_data(value) and (deciding is None or name in deciding or not _is_switch(value))
     )
+
+
+def _outline(value: Value) -> Value:
+    """A tensor without the owners it leads back to, which are joined where worlds meet."""
+    return replace(value, owners=frozenset()) if isinstance(value, Tensor) else value
 
 
 def _is_data(value: Value) -> bool:
@@ -267,7 +272,7 @@ def _is_data(value: Value) -> bool:
     if isinstance(value, Literal):
         return value.kind in ("int", "float", "str") and value.value != 0
     if isinstance(value, Tensor):
-        return value.scaled is None and not value.doubt and not value.leaf
+        return value.scaled is None and value.dtype is None and not value.doubt and not value.leaf
     if isinstance(value, Items):
         return all(map(_is_data, value.items))
     return isinstance(value, Table) and all(_is_data(item) for _, item in value.items)
