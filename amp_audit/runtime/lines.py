@@ -79,7 +79,6 @@ class Watch:
             lines.add(frame.f_lineno)
             return local
 
-        lines.add(frame.f_lineno)
         return local
 
     def _monitor(self) -> None:

@@ -64,7 +64,7 @@ class Places:
         self.sites: list[Site] = [Site(None, -1, 0, None, False)]
         self.numbers: dict[tuple[int, int, int, int], int] = {}
         self._in_modules: dict[int, int] = {0: NOWHERE}
-        self._recomputing: dict[int, bool] = {}
+        self._recomputing: dict[tuple[int, bool], bool] = {}
         self._places: dict[int, Place] = {}
         self._codes: dict[int, CodeType] = {}
         self._directory = os.getcwd()
@@ -102,13 +102,15 @@ class Places:
         return self.module_site(self.modules.owner(parameter))
 
     def recomputes(self, site: int, frame: FrameType | None) -> bool:
-        """Whether code of the program that runs inside a backward, with gradients on, repeats a forward.
+        """Whether code of the program that runs inside a backward repeats a forward.
 
-        The other reason why it may run there is a function's own backward while a graph of the backward is made.
+        ``torch.utils.checkpoint`` does, also where gradients are off. Otherwise a function's own backward or a hook
+        runs with gradients off, unless a graph of the backward is made.
         """
-        known = self._recomputing.get(site)
+        key = (site, torch.is_grad_enabled())
+        known = self._recomputing.get(key)
         if known is None:
-            known = self._recomputing[site] = _recomputes(frame)
+            known = self._recomputing[key] = _recomputes(frame, key[1])
         return known
 
     def place(self, site: int) -> Place:
@@ -157,15 +159,15 @@ class Places:
         return path if path.startswith("<") else os.path.normpath(os.path.join(self._directory, path))
 
 
-def _recomputes(frame: FrameType | None) -> bool:
+def _recomputes(frame: FrameType | None, gradients: bool) -> bool:
     while frame is not None:
         if frame.f_code.co_filename == _CHECKPOINT:
             return True
         if frame.f_code.co_filename == _GRAPH and frame.f_code.co_name == _ENGINE:
             arguments = frame.f_locals.get("args", ())  # gradients, keep_graph, create_graph, ...
-            return not (len(arguments) > 2 and arguments[2])
+            return gradients and not (len(arguments) > 2 and arguments[2])
         frame = frame.f_back
-    return True
+    return gradients
 
 
 def _classify(code: CodeType) -> int:

@@ -24,7 +24,7 @@ from amp_audit.runtime.dtypes import short
 from amp_audit.runtime.parts import CastCounts, CastKey, Observer
 from amp_audit.runtime.place import ENGINE, NOWHERE, OPTIMIZER, USER, Places
 from amp_audit.runtime.plans import INTO_FIRST, Plan, first, size
-from amp_audit.trace.schema import PHASES, CastRow, OpRow
+from amp_audit.trace.schema import PHASES, CastRow, Number, OpRow
 from amp_audit.trace.writer import Writer
 
 FORWARD, RECOMPUTE, BACKWARD, OPTIMIZING, OTHER = range(5)  # indices of PHASES
@@ -40,6 +40,11 @@ _graph_task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
 _get_ident = threading.get_ident
 _getframe = sys._getframe
+
+_MANY_ERRORS = 100
+"""So many different errors of operators are kept in one part of a step: a program may live by catching them."""
+
+_LONG_ERROR = 200
 
 _ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
 _INNER_TYPES = frozenset({"FakeTensor", "FunctionalTensor"})
@@ -100,6 +105,7 @@ class Book:
         self.unobserved: Counter[str] = Counter()
         self.tracers: list[Tracer] = []
         self._broken = broken
+        self._raised: dict[tuple[str, int, int, str], tuple[str, ...]] = {}
         self._about: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def broken(self, error: Exception) -> None:
@@ -109,6 +115,26 @@ class Book:
     def observer_broken(self, error: Exception) -> None:
         self.observer = None
         self._broken("numerics", error)
+
+    def raised(
+        self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
+    ) -> None:
+        """An operator raised: often the whole proof of a hazard, and the last thing a program does."""
+        if not isinstance(error, Exception) or len(self._raised) >= _MANY_ERRORS:
+            return
+        try:
+            key = (plan.name, site, phase, str(error).partition("\n")[0][:_LONG_ERROR])
+            self._raised.setdefault(key, tuple(map(short, plan.read(args, kwargs))))
+        except Exception as own:
+            self.broken(own)
+
+    def errors(self) -> list[Number]:
+        """What operators raised since this was asked last."""
+        raised, self._raised = self._raised, {}
+        return [
+            Number("raised", self.places.place(site), text, name, PHASES[phase], inputs[0] if inputs else None)
+            for (name, site, phase, text), inputs in raised.items()
+        ]
 
     def plan(self, func: Any) -> Plan:
         plan = self.plans.get(id(func))
@@ -251,6 +277,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._observed(plan, site, phase, args, kwargs)
             out = plan.call(*args, **kwargs)
         except BaseException as error:
+            book.raised(plan, site, phase, args, kwargs, error)
             tracebacks.clean(error)
             raise
         try:
@@ -305,7 +332,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if through:
             phase = OPTIMIZING
         elif task != -1:
-            phase = RECOMPUTE if torch.is_grad_enabled() and self.places.recomputes(site, frame) else BACKWARD
+            phase = RECOMPUTE if self.places.recomputes(site, frame) else BACKWARD
         elif now != lane.sequence or lane.stack[-1]:
             phase = FORWARD
         else:

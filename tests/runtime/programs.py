@@ -184,6 +184,22 @@ class Double(torch.autograd.Function):
         return grad * x + grad * x
 
 
+def deep() -> Callable[[], None]:
+    """Backwards within backwards, so many that autograd goes over to threads of its own."""
+    weight = torch.ones(3, requires_grad=True)
+
+    def level(x: torch.Tensor, depth: int) -> torch.Tensor:
+        x = x.sin()
+        if depth:
+            x = checkpoint(level, x, depth - 1, use_reentrant=True)
+        return x.cos() * 1.5
+
+    def step() -> None:
+        (level(weight * 2, 64)).sum().backward()
+
+    return step
+
+
 def recurrent() -> Callable[[], None]:
     torch.manual_seed(0)
     cell, out = nn.GRUCell(3, 5), nn.Linear(5, 2)
