@@ -217,13 +217,25 @@ def _lacking(rule: Rule, place: Location, run: Run) -> str:
         return "no enabled GradScaler scaled a loss in this run"
     if "region" in needs and not run.regions:
         return "no enabled autocast region was entered in this run"
-    rows = run.at(place)
-    if "dtype" in needs and rows and not any(LOW & {*row.inputs, row.output} for row in rows):
+    rows = run.at(place) if "dtype" in needs else []
+    if any(_exercises(row, rule) for row in rows):
+        return ""
+    if rows and not any(_is_low(row) for row in rows):
         return "nothing at this line was computed in low precision"
     differing = sorted({name for row in rows if (name := _treated_otherwise(row, run))})
-    if "dtype" in needs and differing:
+    if differing:
         return f"under the autocast lists of {run.policy}, and CUDA's treat {', '.join(differing)} otherwise"
     return ""
+
+
+def _is_low(row: OpRow) -> bool:
+    return bool(LOW & {*row.inputs, row.output})
+
+
+def _exercises(row: OpRow, rule: Rule) -> bool:
+    """Whether an op that ran is the one the rule speaks of, in low precision: then no other op of the line matters."""
+    named = {target for detector in rule.static if detector.kind == "op" for target in detector.targets}
+    return policy.listed_name(row.op) in named and _is_low(row)
 
 
 def _treated_otherwise(row: OpRow, run: Run) -> str | None:

@@ -178,6 +178,18 @@ def test_another_devices_lists_acquit_nobody_of_ops_that_they_treat_otherwise() 
     assert one(found("AMP501"), run(ops={5: op("aten.add", "float16")}, policy="cpu")).verdict is Verdict.NOT_REPRODUCED
 
 
+def test_the_op_that_a_rule_speaks_of_decides_not_its_neighbours_in_the_line() -> None:
+    add, log = low_op("aten.add.Tensor"), low_op("aten.log.default")
+    happened = replace(run(5, policy="cpu"), ops={(HERE, 5): [add, log]})
+    assert one(found("AMP501"), happened).verdict is Verdict.NOT_REPRODUCED
+    happened = replace(run(5, policy="cpu"), ops={(HERE, 5): [log]})
+    assert one(found("AMP501"), happened).verdict is Verdict.NOT_EXERCISED
+
+
+def low_op(name: str) -> OpRow:
+    return OpRow("forward", name, ("float16",), "float16", Place(HERE, 5), "float16", calls=1)
+
+
 def test_another_rules_finding_becomes_evidence_and_is_not_shown_apart() -> None:
     lost = [found("AMP514", None, subject=Subject("parameter", name), message=f"{name} lost 99%") for name in "ab"]
     (result,) = merged([found("AMP402")], lost, run(5))

@@ -106,6 +106,8 @@ class Recording:
                     counts.update(self.book.observer.cast_counts())
             except Exception as error:
                 self._drop(part, error)
+        for number in self.book.errors():
+            self._host.number(number)
         ops, casts = self.book.collect(writer, counts)
         for tracer in self.book.tracers:
             tracer.turn()

@@ -1,4 +1,4 @@
-"""What was measured, held against the thresholds of the rules: AMP511, AMP512, AMP514, AMP515.
+"""What was measured, held against the thresholds of the rules: AMP501, AMP511, AMP512, AMP514, AMP515.
 
 A rule's ``runtime: {measure: NAME, over: X}`` names a function of this module; ``thresholds`` holds its other limits,
 and says where they come from.
@@ -6,12 +6,14 @@ and says where they come from.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from amp_audit import policy
 from amp_audit.model import Confidence, Evidence, Finding, Location, Related, Subject, Verdict
+from amp_audit.protocol import LOW_PRECISION
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.trace.replay import where
 from amp_audit.trace.schema import Number, Place, Trace
@@ -223,6 +225,23 @@ def _is_search(trace: Trace, step: int, number: Number) -> bool:
     return any(at == step for at, _ in numbers(trace, "scale"))
 
 
+# AMP501
+
+_NO_ROOM = re.compile(r"value cannot be converted to type \S+ without overflow")
+
+
+def scalar_overflow(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Finding]:
+    """Each line where an op raised because its scalar does not fit the low-precision dtype of its tensor."""
+    seen: dict[Location | None, tuple[Number, list[int]]] = {}
+    for step, number in numbers(trace, "raised"):
+        if number.dtype in LOW_PRECISION and _NO_ROOM.search(number.subject or ""):
+            seen.setdefault(where(number.place or Place()), (number, []))[1].append(step)
+    for place, (number, steps) in seen.items():
+        message = f"{_short(number.op or '?')} on {number.dtype} raised: {number.subject}"
+        found = finding(rule, message, place, [measured("raised", len(steps), message, steps=steps, at=place)])
+        yield found if place is not None else replace(found, subject=Subject("run", "run"))
+
+
 # AMP514
 
 
@@ -334,6 +353,7 @@ def _trouble(points: list[ScalePoint], rule: Rule, over: float) -> str | None:
 MEASURES: Mapping[str, Measure] = {
     "gradient_underflow": gradient_underflow,
     "nonfinite_origin": nonfinite_origin,
+    "scalar_overflow": scalar_overflow,
     "lost_updates": lost_updates,
     "unstable_scale": unstable_scale,
 }

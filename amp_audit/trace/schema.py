@@ -121,6 +121,7 @@ class Number:
     scale             per scaler (``subject``): before, after, skipped (0 or 1)
     clip              per call: norm as seen by the call, max_norm, and the loss scale in force
     loss              value, when it was finite
+    raised            an op that raised; ``subject`` is the first line of the error, ``dtype`` its first tensor's
     """
 
     name: str
