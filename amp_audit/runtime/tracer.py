@@ -265,7 +265,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             lane = self.lane if _get_ident() == self.thread else self._other_lane()
             now = _peek()
             silent = plan.silent
-            if not silent or now != lane.sequence:
+            if silent and now == lane.sequence:
+                site, phase = NOWHERE, OTHER
+            else:
                 site, phase = self._where(lane, now, plan, _getframe().f_back)
         except Exception as error:
             self._give_up(error)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from amp_audit.runtime.place import Places
 from amp_audit.runtime.recording import Recording, unseen
 from amp_audit.trace import reader
-from amp_audit.trace.schema import VERSION, Header, StepRecord
+from amp_audit.trace.schema import VERSION, Header, Number, StepRecord
 from amp_audit.trace.writer import Writer
 
 HERE = __file__
@@ -29,6 +29,10 @@ class Host:
     def __init__(self) -> None:
         self.places = Places()
         self.notes: list[str] = []
+        self.numbers: list[Number] = []
+
+    def number(self, number: Number) -> None:
+        self.numbers.append(number)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -59,7 +63,7 @@ def recorded() -> Iterator[Recorded]:
             with unseen():
                 counts = recording.step_end(writer)
             recording.stop()
-        writer.step(StepRecord(1, recorded=True), *counts)
+        writer.step(StepRecord(1, recorded=True, numbers=host.numbers), *counts)
         writer.close()
         assert not complaints
         (trace,) = reader.read(folder)

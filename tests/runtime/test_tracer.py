@@ -334,6 +334,16 @@ def test_an_error_in_an_operator_is_the_users_own() -> None:
     with recorded() as result, pytest.raises(RuntimeError, match="mat1 and mat2"):
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert result.step.ops and torch._C._len_torch_dispatch_stack() == 0
+    assert [(number.name, number.op, number.dtype) for number in result.step.numbers] == [
+        ("raised", "aten.mm", "float32")
+    ]
+
+
+def test_an_error_in_a_view_is_the_users_own_too() -> None:
+    with recorded(), pytest.raises(RuntimeError, match="invalid for input of size"):
+        torch.ones(2, 3).view(4)
+    with recorded(), pytest.raises(RuntimeError, match="invalid for input of size"):
+        torch.ones(2, 3, requires_grad=True).view(4)
 
 
 def test_a_fault_of_the_tracer_never_reaches_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
