@@ -66,7 +66,7 @@ def sam_under_scaler(
             for call in calls
             if _method(call) == "scale"
             and isinstance(call.func, ir.Attr)
-            and origins.constructors(call.func.base, where)
+            and origins.constructors(call.func.base, where) is not None
         ]
         by_hand = any(_method(call) in ("unscale_", "get_scale") for call in calls)
         for call in calls:
@@ -123,12 +123,12 @@ def _prepared(spaces: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origin
             ):
                 continue
             func = node.value.func
-            made = origins.constructors(func.base, where, ACCELERATOR) if isinstance(func, ir.Attr) else []
-            modes = [_precision(call, at, origins) for call, at in made]
-            if not made or any(mode in _UNSCALED for mode in modes):
+            made = origins.constructors(func.base, where, ACCELERATOR) if isinstance(func, ir.Attr) else None
+            modes = [_precision(call, at, origins) for call, at in made or ()]
+            if made is None or any(mode in _UNSCALED for mode in modes):
                 continue
             found.at = node.at
-            found.sure = found.sure and all(mode == "fp16" for mode in modes)
+            found.sure = found.sure and bool(made) and all(mode == "fp16" for mode in modes)
             found.steps = found.steps or any(_accumulates(call) for call, _ in made)
             found.keys |= {key for target in node.targets for key in _keys(target, where)}
     return found
@@ -205,7 +205,7 @@ def _unguarded_clips(
 def _is_accelerator_clip(call: ir.Call, where: Where, origins: Origins) -> bool:
     if not isinstance(call.func, ir.Attr) or call.func.name not in ("clip_grad_norm_", "clip_grad_value_"):
         return False
-    return bool(origins.constructors(call.func.base, where, ACCELERATOR))
+    return origins.constructors(call.func.base, where, ACCELERATOR) is not None
 
 
 def _losses(where: Where, body: Sequence[ir.Stmt], prepared: _Prepared) -> set[str]:

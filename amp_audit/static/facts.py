@@ -56,12 +56,14 @@ class Facts(Mapping[str, object]):
 
     def _is_never_read(self, target: ir.Expr) -> bool:
         if isinstance(target, ir.Attr) and self.origins.is_self(target.base, self.site.where):
-            return not any(_reads_attribute(module, target.name) for module in self.project.modules.values())
+            read = any(_reads_attribute(module, target.name) for module in self.project.modules.values())
+            return not read and not self.project.mentioned_elsewhere(target.name)
         scope = self.site.where.scope
         if isinstance(target, ir.Name) and scope is not None and target.id not in scope.names.outer:
             return not _reads_name(scope.function.body, target.id)
         if isinstance(target, ir.Name) and scope is None and self.site.where.cls is None:
-            return not any(_mentions(module, target.id) for module in self.project.modules.values())
+            read = any(_mentions(module, target.id) for module in self.project.modules.values())
+            return not read and not self.project.mentioned_elsewhere(target.id)
         return False
 
     def applied_to(self) -> str:
@@ -144,8 +146,11 @@ def _mentions(module: ir.Module, name: str) -> bool:
         if isinstance(node, ir.Import)
         for local, target in node.bindings
     )
-    attributes = any(isinstance(part, ir.Attr) and part.name == name for part in _parts(module.body, True))
-    return imported or attributes or _reads_name(module.body, name)
+    other = any(
+        (isinstance(part, ir.Attr) and part.name == name) or (isinstance(part, ir.Const) and part.value == name)
+        for part in _parts(module.body, True)
+    )
+    return imported or other or _reads_name(module.body, name)
 
 
 _FACTS: dict[str, Callable[[Facts], object]] = {

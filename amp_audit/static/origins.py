@@ -164,18 +164,23 @@ class Origins:
 
     def constructors(
         self, expr: ir.Expr, where: Where, classes: Iterable[str] = SCALERS
-    ) -> list[tuple[ir.Call, Where]]:
-        """The calls that make ``expr``, when it is surely an instance of one of some library classes (or None)."""
+    ) -> list[tuple[ir.Call, Where]] | None:
+        """The calls that make ``expr``, when it is surely an instance of one of some library classes, or None there.
+
+        Empty when only an annotation says so. None (the result) when it may be something else.
+        """
         known = frozenset(classes)
         found = []
+        is_one = False
         for origin in self.of(expr, where):
             if isinstance(origin.expr, ir.Const) and origin.expr.value is None:
                 continue
             if not {self.called(origin.expr, origin.where), self._annotated(origin)} & known:
-                return []
+                return None
+            is_one = True
             if isinstance(origin.expr, ir.Call):
                 found.append((origin.expr, origin.where))
-        return found
+        return found if is_one else None
 
     def called(self, expr: ir.Expr | None, where: Where) -> str | None:
         """The canonical name of what a call calls."""

@@ -92,7 +92,7 @@ class _Calls:
 
     def _is_live_scaler(self, expr: ir.Expr, site: Site) -> bool:
         made = self.origins.constructors(expr, site.where)
-        return bool(made) and not any(_is_disabled(call) for call, _ in made)
+        return made is not None and not any(_is_disabled(call) for call, _ in made)
 
     def _match(self, rule: Rule, detector: Detector, site: Site, name: str, facts: Facts) -> RawFinding | None:
         sure = True

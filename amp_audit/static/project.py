@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from amp_audit.static import ir
 from amp_audit.static.canonical import STAR_EXPORTS, canonical
 from amp_audit.static.layout import Layout
 from amp_audit.static.names import Assigned, Bound, Imported, Names, collect
+from amp_audit.static.sources import SourceError, Unreadable, find, read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +136,32 @@ class Project:
         self._folders: dict[str, str] = {}
         self._found: dict[tuple[str, str], Binding] = {}
         self._open: set[tuple[str, str]] = set()
+        self._elsewhere: dict[str, bool] = {}
         self._mro: dict[tuple[str, int], tuple[ClassRef, ...]] = {}
 
     def name(self, module: ir.Module) -> str:
         """The dotted name of a module: ``pkg.train`` for ``pkg/train.py``."""
         return self.layout.name(module.path)
+
+    def mentioned_elsewhere(self, word: str) -> bool:
+        """Whether a word stands in a file of the project that was not read into it, so that nothing can be said about
+        what is done with it nowhere."""
+        if word not in self._elsewhere:
+            pattern = re.compile(rf"\b{re.escape(word)}\b".encode())
+            self._elsewhere[word] = any(pattern.search(data) for data in self._unread())
+        return self._elsewhere[word]
+
+    def _unread(self) -> Iterator[bytes]:
+        try:
+            paths = find([self.layout.root])
+        except SourceError:
+            return
+        for path in paths:
+            if os.path.abspath(path) not in self._by_path:
+                try:
+                    yield read_bytes(path)
+                except Unreadable:
+                    continue
 
     # Names of a module
 

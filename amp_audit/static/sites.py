@@ -12,7 +12,9 @@ from amp_audit.static.project import ClassRef, External, Project, Scope, ValueRe
 from amp_audit.static.traverse import bodies, children, expressions, statements, walk
 
 _GATE_NAME = re.compile(
-    r"version|hasattr|find_spec|(?:torch|new|old)_|_(?:ge|gt|le|lt|new|old|has)(?:_|$)|available", re.I
+    r"version|hasattr|find_spec|torch_?(?:\d|has_|(?:ge|gt|lt|le|new|old)(?:_|\d|$))|(?:has|new|old|native)_?(?:torch|amp|grad_?scaler"
+    r"|autocast)|(?:amp|scaler|autocast)_(?:is_)?available",
+    re.I,
 )
 _NEW_NAMES = ("torch.amp.autocast", "torch.amp.GradScaler", "torch.amp.custom_fwd", "torch.amp.custom_bwd")
 
@@ -130,7 +132,7 @@ class _Walk:
 
     def _names_a_version(self, node: ir.Expr, where: Where) -> bool:
         word = node.id if isinstance(node, ir.Name) else node.name if isinstance(node, ir.Attr) else ""
-        if _GATE_NAME.search(word) and "is_available" not in word:
+        if _GATE_NAME.search(word):
             return True
         if not isinstance(node, ir.Name):
             return False
@@ -138,7 +140,7 @@ class _Walk:
         return isinstance(binding, ValueRef) and any(
             _GATE_NAME.search(part.id if isinstance(part, ir.Name) else part.name) is not None
             for part in walk(binding.expr)
-            if isinstance(part, (ir.Name, ir.Attr)) and not _is_cuda_test(part)
+            if isinstance(part, (ir.Name, ir.Attr))
         )
 
     def _names_the_new(self, node: ir.Try, where: Where) -> bool:
@@ -169,10 +171,6 @@ def _whole(root: ir.Expr, holder: ir.Stmt) -> ir.Expr | None:
     if isinstance(holder, (ir.Evaluate, ir.Assign, ir.Return)) and holder.value is root:
         return root
     return None
-
-
-def _is_cuda_test(node: ir.Name | ir.Attr) -> bool:
-    return (node.id if isinstance(node, ir.Name) else node.name) == "is_available"
 
 
 def _is_new(project: Project, where: Where, target: str) -> bool:
