@@ -138,6 +138,7 @@ class Project:
         self._open: set[tuple[str, str]] = set()
         self._elsewhere: dict[str, bool] = {}
         self._mro: dict[tuple[str, int], tuple[ClassRef, ...]] = {}
+        self._methods: dict[tuple[str, int], dict[str, tuple[ClassRef, ir.Function]]] = {}
 
     def name(self, module: ir.Module) -> str:
         """The dotted name of a module: ``pkg.train`` for ``pkg/train.py``."""
@@ -330,7 +331,10 @@ class Project:
 
     def methods(self, ref: ClassRef) -> dict[str, tuple[ClassRef, ir.Function]]:
         """Every method by name, inherited ones included, with the class in whose body it stands."""
-        found: dict[str, tuple[ClassRef, ir.Function]] = {}
+        found = self._methods.get(ref.key)
+        if found is not None:
+            return found
+        found = self._methods[ref.key] = {}
         for owner in self.mro(ref):
             for name, places in self._class_names(owner).bound.items():
                 for bound in places:

@@ -18,7 +18,7 @@ from amp_audit.static.hot import Heat
 from amp_audit.static.values import NONE, Condition, External, Func, Symbol, Type, Value, key_of
 from amp_audit.static.world import Place, World, merge, settle_volatile, short, split
 
-FUEL = 60_000
+FUEL = 25_000
 _DEAD = "builtins.exit"
 
 

@@ -112,14 +112,22 @@ class World:
             self.dead,
         )
 
-    def signature(self) -> Hashable:
-        """Equal for worlds that differ in decided conditions, in the way here and in what is only data."""
-        frames = tuple(_telling(frame.env, frame.deciding) for frame in self.frames)
-        state = replace(self.state, ever=frozenset())
-        return (frames, _telling(self.heap), _telling(self.globals), state, self.stamp, self.no_grad)
+    def standing(self) -> Hashable:
+        """What the state machine says, without what happened at all."""
+        state = self.state
+        known = (state.owners, state.phases, state.left, state.links, state.scalers, state.stepped_by, state.regions)
+        return (known, self.stamp, self.no_grad, len(self.frames))
+
+    def like(self, other: World) -> bool:
+        """Whether two worlds differ only in decided conditions, in the way here and in what is only data."""
+        return (
+            all(_alike(a.env, b.env, a.deciding) for a, b in zip(self.frames, other.frames))
+            and _alike(self.heap, other.heap)
+            and _alike(self.globals, other.globals)
+        )
 
     def absorb(self, other: World) -> None:
-        """Take in a world of the same signature: what differs becomes either of both."""
+        """Take in a world that is like this one: what differs becomes either of both."""
         self.state = replace(self.state, ever=self.state.ever | other.state.ever)
         self.flags = {key: value for key, value in self.flags.items() if other.flags.get(key) is value}
         for mine, theirs in zip(self.frames, other.frames):
@@ -196,18 +204,18 @@ def merge(worlds: Iterable[World]) -> list[World]:
     """Worlds that agree in all but decided conditions become one. Above ``MAX_WORLDS``, those with the same protocol
     state do, and if they are still too many all become one, that knows only what they share.
     """
-    kept: dict[Hashable, World] = {}
+    kept: dict[Hashable, list[World]] = {}
     for world in worlds:
-        same = kept.setdefault(world.signature(), world)
-        if same is not world:
+        group = kept.setdefault(world.standing(), [])
+        same = next((other for other in group if other.like(world)), None)
+        if same is None:
+            group.append(world)
+        else:
             same.absorb(world)
-    merged = list(kept.values())
+    merged = [world for group in kept.values() for world in group]
     if len(merged) <= MAX_WORLDS:
         return merged
-    alike: dict[Hashable, list[World]] = {}
-    for world in merged:
-        alike.setdefault(replace(world.state, ever=frozenset()), []).append(world)
-    merged = [melt(group) for group in alike.values()]
+    merged = [melt(group) for group in kept.values()]
     return merged if len(merged) <= MAX_WORLDS else [melt(merged)]
 
 
@@ -252,13 +260,22 @@ def blend(mine: dict[K, Value], other: dict[K, Value]) -> None:
             mine[key] = either(own, value)
 
 
-def _telling(names: dict[K, Value], deciding: frozenset[str] | None = None) -> frozenset[tuple[K, Value]]:
-    """The names that hold more than data: identities, what carries a scale, switches that choose a path."""
-    return frozenset(
-        (name, _outline(value))
-        for name, value in names.items()
-        if not _is_data(value) and (deciding is None or name in deciding or not _is_switch(value))
-    )
+def _alike(one: dict[K, Value], two: dict[K, Value], deciding: frozenset[str] | None = None) -> bool:
+    """Whether names hold the same but for data: identities, what carries a scale, switches that choose a path."""
+    for name, value in one.items():
+        other = two.get(name)
+        if other is value:
+            continue
+        telling = _tells(name, value, deciding) or (other is not None and _tells(name, other, deciding))
+        if telling and (other is None or _outline(value) != _outline(other)):
+            return False
+    return not any(_tells(name, value, deciding) for name, value in two.items() if name not in one)
+
+
+def _tells(name: K, value: Value, deciding: frozenset[str] | None) -> bool:
+    if _is_data(value):
+        return False
+    return deciding is None or name in deciding or not isinstance(value, (Literal, Condition))
 
 
 def _outline(value: Value) -> Value:
@@ -276,10 +293,6 @@ def _is_data(value: Value) -> bool:
     if isinstance(value, Items):
         return all(map(_is_data, value.items))
     return isinstance(value, Table) and all(_is_data(item) for _, item in value.items)
-
-
-def _is_switch(value: Value) -> bool:
-    return isinstance(value, (Literal, Condition))
 
 
 def either(one: Value, two: Value) -> Value:
