@@ -8,7 +8,7 @@ DENSE_STEPS = 3
 """Steps recorded after an anomaly, beside those that the sample names."""
 
 DENSE_BUDGET = 60
-"""At most so many of them in a run: a loss scale that falls all the time must not make every step a recorded one."""
+"""After so many of them anomalies count no more: a loss scale that falls all the time must not make a run slow."""
 
 FULL = 50
 """Runs of at most so many steps are recorded whole by default."""
@@ -38,8 +38,8 @@ class Clock:
     A step ends when an optimizer that already stepped in it steps (or skips) again: one optimizer makes a step a call,
     a generator and a discriminator together make one. ``steps`` is how many are wanted, None for all.
 
-    Deep are the second recorded step (the first one also sets up what the later ones reuse) and every tenth; the first
-    when only one step is wanted.
+    Deep are the second recorded step (the first one also sets up what the later ones reuse) and every tenth, and the
+    one after an anomaly; the first when only one step is wanted.
     """
 
     steps: int | None = None
@@ -49,7 +49,7 @@ class Clock:
     _stepped: set[int] = field(default_factory=set)
     _round: set[int] = field(default_factory=set)
     _chosen: int = 0
-    _dense_until: int = 0
+    _odd: int = -1  # the step of the latest anomaly
     _dense: int = 0
     _count: int = 0
 
@@ -85,7 +85,7 @@ class Clock:
     def anomaly(self) -> None:
         """Something happened that is worth recording the next steps for."""
         if self._dense < DENSE_BUDGET:
-            self._dense_until = max(self._dense_until, self.step + DENSE_STEPS)
+            self._odd = self.step
 
     def begin(self) -> Plan:
         """What to do with the part of a step that begins now."""
@@ -97,19 +97,18 @@ class Clock:
         if number != self._chosen:
             self._chosen = number
             self._count += 1
-        deep = self._count == 2 or self._count % 10 == 0 or self.steps == 1
+            self._dense += self._after_anomaly(number)
+        deep = self._count == 2 or self._count % 10 == 0 or self.steps == 1 or number == self._odd + 1 > 0
         return Plan(recorded=True, deep=deep)
 
+    def _after_anomaly(self, number: int) -> bool:
+        return 0 <= self._odd < number <= self._odd + DENSE_STEPS
+
     def _wanted(self, number: int) -> bool:
-        if self.sample == "all":
+        if self.sample == "all" or self._after_anomaly(number):
             return True
         if isinstance(self.sample, int):
-            regular = (number - 1) % self.sample == 0
-        elif self.steps is not None and self.steps <= FULL:
+            return (number - 1) % self.sample == 0
+        if self.steps is not None and self.steps <= FULL:
             return True
-        else:
-            regular = number <= 5 or number % FULL == 0
-        if not regular and number <= self._dense_until:
-            self._dense += 1
-            return True
-        return regular
+        return number <= 5 or number % FULL == 0

@@ -34,8 +34,8 @@ class Request:
     ``command``: the script, module or launcher and its arguments. ``steps``: stop after so many optimizer steps (None:
     never); with ``go_on`` only the recording stops. ``sample``: ``"default"``, ``"all"`` or a number N (every Nth
     step). ``watch``: a JSON file, which may appear a little later, ``{path: [[first line, last line], ...]}``: code
-    whose reached lines are wanted (``Trace.lines``). Until it is there, or five seconds are over, the program waits:
-    write it also when there is nothing to watch.
+    whose reached lines are wanted (``Trace.lines``). With torch imported the program waits until it is there, ten
+    seconds after its start at most: write it also when there is nothing to watch.
     """
 
     kind: Kind

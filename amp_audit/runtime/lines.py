@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -69,17 +69,12 @@ class Watch:
         else:
             sys.settrace(self._call)
             threading.settrace(self._call)
+            for frame in _stack():
+                frame.f_trace = self._call(frame, "call", None)
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         lines = self.lines_of(frame.f_code)
-        if lines is None:
-            return None
-
-        def local(frame: FrameType, event: str, argument: Any) -> Any:
-            lines.add(frame.f_lineno)
-            return local
-
-        return local
+        return None if lines is None else _noting(lines)
 
     def _monitor(self) -> None:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
@@ -104,6 +99,24 @@ class Watch:
         monitoring.register_callback(tool, events.PY_START, started)
         monitoring.register_callback(tool, events.LINE, reached)
         monitoring.set_events(tool, events.PY_START)
+        for frame in _stack():
+            started(frame.f_code, 0)
+
+
+def _noting(lines: set[int]) -> Any:
+    def note(frame: FrameType, event: str, argument: Any) -> Any:
+        lines.add(frame.f_lineno)
+        return note
+
+    return note
+
+
+def _stack() -> Iterator[FrameType]:
+    """The frames that are running already."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 current: Watch | None = None
@@ -111,7 +124,7 @@ current: Watch | None = None
 
 
 def start(ranges: Ranges) -> None:
-    """Watch from now on."""
+    """Watch from now on, also what is running already."""
     global current
     if current is None:
         current = Watch(ranges)

@@ -95,7 +95,8 @@ class Session:
             raise
         current = self
         atexit.register(self.close)
-        os.register_at_fork(after_in_child=self._forked)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
         multiprocessing.util.register_after_fork(self, Session._in_worker)
 
     def _add_parts(self) -> None:
@@ -168,6 +169,8 @@ class Session:
 
     def number(self, number: Number) -> None:
         """Add a measured number to the step in progress."""
+        if number.name == "nonfinite":
+            self.clock.anomaly()
         self.record.numbers.append(number)
 
     def note(self, text: str) -> None:
@@ -194,8 +197,6 @@ class Session:
             return
         self._thread = threading.get_ident()
         self._pending = self.clock.optimizer_stepped(id(optimizer))
-        if skipped:
-            self.clock.anomaly()
         self.places.modules.outermost = self._iteration_begins
         if not self.recording.active and self.clock.begin().recorded:
             self._start_recording()
@@ -231,6 +232,8 @@ class Session:
         late, self.record = self.record, record  # numbers and notes of the parts belong to the step that ended
         try:
             self.signals.settle()
+            if any(event.skipped for event in record.events):
+                self.clock.anomaly()
             ops, casts = self.recording.step_end(self.writer) if record.recorded else ((), ())
         finally:
             self.record = late

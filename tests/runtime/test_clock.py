@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amp_audit.runtime.clock import DENSE_BUDGET, Clock, Plan, parse_sample
+from amp_audit.runtime.clock import DENSE_BUDGET, DENSE_STEPS, Clock, Plan, parse_sample
 
 
 def run(clock: Clock, calls: str) -> list[int]:
@@ -88,8 +88,7 @@ def test_short_runs_are_recorded_whole_and_long_ones_here_and_there() -> None:
 def test_steps_after_an_anomaly_are_recorded_but_not_for_ever() -> None:
     assert recorded(plans(Clock(None), 60, (20, 21))) == [1, 2, 3, 4, 5, 21, 22, 23, 24, 50]
     always = recorded(plans(Clock(None), 400, tuple(range(1, 401))))
-    assert len(set(always) - {1, 2, 3, 4, 5, *range(50, 401, 50)}) <= DENSE_BUDGET + 3
-    assert max(set(always) - set(range(50, 401, 50))) < 100
+    assert always == [*range(1, 1 + DENSE_BUDGET + DENSE_STEPS), 100, 150, 200, 250, 300, 350, 400]
 
 
 def test_few_steps_are_deep() -> None:
@@ -98,6 +97,8 @@ def test_few_steps_are_deep() -> None:
     assert [plan.deep for plan in plans(Clock(1), 1).values()] == [True]
     sampled = [number for number, plan in plans(Clock(None), 400).items() if plan.deep]
     assert sampled == [2, 250]
+    after = [number for number, plan in plans(Clock(20), 20, (6, 13)).items() if plan.deep]
+    assert after == [2, 7, 10, 14, 20]
 
 
 def test_both_parts_of_a_step_are_treated_alike() -> None:
