@@ -13,11 +13,13 @@ from rich.text import Text
 from amp_audit.report.content import Program, shown_path
 from amp_audit.report.source import printable
 from amp_audit.report.summary import HotOp, ScalePoint, Summary, Underflow
-from amp_audit.report.words import listed, plural, ranges, scale, scientific, share, size, work
+from amp_audit.report.words import ending, listed, plural, ranges, scale, share, size, work
 
 MOST_ROWS = 5
 MOST_CHANGES = 8
 BAR = 24
+NAME = 40
+"""Cells for the name of a parameter: with the rest of its row it fits into 80 columns."""
 
 
 def section(title: str, body: Sequence[RenderableType]) -> RenderableType:
@@ -41,22 +43,22 @@ def _story(run: Summary, program: Program | None) -> Iterator[str]:
     head = run.header
     name = " ".join(head.argv) or "the program"
     if not run.observed:
-        before = {"failed": "failed", "killed": "was killed", "interrupted": "was interrupted"}.get(run.reason)
+        before = {"failed": "failed", "killed": _cut_off(program), "interrupted": "was interrupted"}.get(run.reason)
         if before is not None:
             yield f"{name}: {before} before its first optimizer step"
         else:
             yield f"{name}: no optimizer step was seen, so little is known of its numbers"
     else:
-        ended = {
+        ends = {
             "stopped": f"stopped by amp-audit after {plural(run.steps, 'step')}",
             "finished": f"ran to its end, {plural(run.steps, 'step')}",
             "failed": f"failed after {plural(run.steps, 'step')}",
             "interrupted": f"interrupted after {plural(run.steps, 'step')}",
-            "killed": f"was killed after {plural(run.steps, 'recorded step')}",
+            "killed": f"{_cut_off(program)} after {plural(run.steps, 'recorded step')}",
         }
-        yield f"{name}: {ended.get(run.reason, run.reason)}"
+        yield f"{name}: {ends.get(run.reason, run.reason)}"
     if program is not None and program.failed:
-        yield f"the program {_ended(program)}"
+        yield f"the program {ended(program)}"
     where = f"torch {head.torch}, Python {head.python}, on {head.device}"
     regions = f"autocast {listed(run.regions)}" if run.regions else "no op ran under autocast"
     yield f"{where}; {regions}" if run.observed else where
@@ -64,7 +66,13 @@ def _story(run: Summary, program: Program | None) -> Iterator[str]:
         yield f"ranks {ranges(run.ranks)} of {head.world_size}"
 
 
-def _ended(program: Program) -> str:
+def _cut_off(program: Program | None) -> str:
+    """How a program went that left no end: ``os._exit`` gives an exit code, a signal gives none."""
+    return "was killed" if program is None or program.exit is None else "ended at once, without clean-up,"
+
+
+def ended(program: Program) -> str:
+    """How a program ended, for the end of a sentence that begins with its name."""
     return f"was killed by signal {program.signal}" if program.exit is None else f"ended with exit code {program.exit}"
 
 
@@ -148,20 +156,24 @@ def _underflow(rows: Sequence[Underflow], limit: int) -> Iterator[RenderableType
         )
         return
     yield Text("share of nonzero gradient elements, all measured steps together", style="dim")
-    table = _grid(4)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    for _ in ("became zero", "subnormal", "loss scale"):
+        table.add_column(no_wrap=True)
     table.add_row(*(Text(word, style="dim") for word in ("parameter", "became zero", "subnormal", "loss scale")))
     for row in lossy[:limit]:
         table.add_row(
-            printable(row.parameter),
-            scientific(row.share),
-            scientific(row.subnormal / row.nonzero if row.nonzero else 0.0),
+            ending(printable(row.parameter), NAME),
+            share(row.flushed, row.nonzero),
+            share(row.subnormal, row.nonzero),
             " to ".join(dict.fromkeys(scale(s) for s in (row.scales[0], row.scales[-1]))) if row.scales else "none",
         )
     yield table
     rest = len(rows) - len(lossy[:limit])
     if rest:
         clean = len(rows) - len(lossy)
-        yield Text(f"{plural(rest, 'more parameter')}, {clean} of them without loss", style="dim")
+        words = {0: "all with less", rest: "none of them with loss"}.get(clean, f"{clean} of them without loss")
+        yield Text(f"{plural(rest, 'more parameter')}, {words}", style="dim")
 
 
 def missed(run: Summary) -> Iterator[str]:
@@ -173,7 +185,7 @@ def missed(run: Summary) -> Iterator[str]:
     if run.silent_processes:
         yield f"{plural(run.silent_processes, 'process', 'processes')} took no optimizer step and are left out"
     if run.reason == "killed":
-        yield "the program was killed: the step in flight is lost, all before it is here"
+        yield "the program had no time to end its trace: the step in flight is lost, all before it is here"
     for what, count in run.unobserved:
         yield f"not observed: {what} ({count:,})"
     if run.differences:

@@ -236,21 +236,23 @@ def _scale_point(step: int, number: Number) -> ScalePoint | None:
 
 def _underflow(steps: Iterable[StepRecord]) -> tuple[Underflow, ...]:
     groups: defaultdict[str, list[Mapping[str, float | int | None]]] = defaultdict(list)
+    measured: defaultdict[str, set[int]] = defaultdict(set)  # a step of several optimizers measures a gradient again
     for step in steps:
         for number in step.numbers:
             if number.name == "gradient" and number.values.get("nonzero") is not None:
                 groups[number.subject or "?"].append(number.values)
-    found = [_one_underflow(name, group) for name, group in groups.items()]
+                measured[number.subject or "?"].add(step.step)
+    found = [_one_underflow(name, group, len(measured[name])) for name, group in groups.items()]
     return tuple(sorted(found, key=lambda u: (-u.share, -u.subnormal / max(1, u.nonzero), u.parameter)))
 
 
-def _one_underflow(name: str, group: Sequence[Mapping[str, float | int | None]]) -> Underflow:
+def _one_underflow(name: str, group: Sequence[Mapping[str, float | int | None]], steps: int) -> Underflow:
     def total(key: str) -> int:
         return sum(int(values.get(key) or 0) for values in group)
 
     scales = sorted({float(scale) for values in group if (scale := values.get("scale")) is not None})
     return Underflow(
-        name, total("elements"), total("nonzero"), total("flushed"), total("subnormal"), len(group), tuple(scales)
+        name, total("elements"), total("nonzero"), total("flushed"), total("subnormal"), steps, tuple(scales)
     )
 
 

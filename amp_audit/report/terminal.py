@@ -53,6 +53,8 @@ def _full(report: Report, width: int, verbose: bool) -> Iterator[RenderableType]
     yield from _Findings(report, width, verbose).render()
     if report.summary is not None:
         yield from run.sections(report.summary, report.program, report.root, verbose)
+    elif report.program is not None:
+        yield run.section("The run", [Text(f"{printable(report.target)}: {run.ended(report.program)}")])
     yield _coverage(report)
 
 
@@ -239,13 +241,14 @@ def _verdict(report: Report) -> Text:
     counts = {severity: n for severity, n in report.counts().items() if n}
     if report.problem:
         return Text(printable(report.problem), style="bold red")
+    failure = f"; the program {run.ended(report.program)}" if report.program and report.program.failed else ""
     if not counts or max(counts) is Severity.INFO:
-        return Text(_clean(report), style="bold green")
+        return Text(f"{_clean(report)}{failure}.", style="bold red" if failure else "bold green")
     names = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
     text = ", ".join(plural(n, names[severity]) for severity, n in counts.items())
-    if report.summary is not None and report.summary.observed:
+    if report.confirmed() or (report.summary is not None and report.summary.observed):
         text += f"; {report.confirmed()} confirmed by the run"
-    return Text(text, style=STYLES[max(counts)])
+    return Text(text + failure, style=STYLES[max(counts)])
 
 
 def _hint(report: Report) -> Iterator[Text]:
@@ -260,9 +263,9 @@ def _hint(report: Report) -> Iterator[Text]:
 def _clean(report: Report) -> str:
     """What silence covers: a clean verdict without it would be a promise."""
     parts = []
-    files = report.coverage.files_checked + report.coverage.files_skipped
-    if files:
-        parts.append(f"{plural(files, 'file')} read")
+    read, skipped = report.coverage.files_checked, report.coverage.files_skipped
+    if read or skipped:
+        parts.append(f"{plural(read, 'file')} read" + (f", {skipped} skipped" if skipped else ""))
     if report.summary is not None and report.summary.observed:
         parts.append(f"{plural(report.summary.steps, 'step')} watched")
     elif report.command == "check":
@@ -271,4 +274,4 @@ def _clean(report: Report) -> str:
     notes = report.counts()[Severity.INFO]
     if notes:
         parts.append(plural(notes, "note"))
-    return f"No errors or warnings: {', '.join(parts)}."
+    return f"No errors or warnings: {', '.join(parts)}"

@@ -1,13 +1,8 @@
-"""Numbers in words a person reads: gradients in scientific form, shares as counts allow, steps as ranges."""
+"""Numbers in words a person reads: shares as counts allow, steps as ranges."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-
-def scientific(value: float) -> str:
-    """``3.2e-08``; zero is ``0``, since a rounded-away gradient must not look like a small one."""
-    return "0" if value == 0 else f"{value:.1e}"
 
 
 def share(part: int, whole: int) -> str:
@@ -20,6 +15,11 @@ def share(part: int, whole: int) -> str:
     if 99.9 < percent < 100:
         return ">99.9%"
     return f"{percent:.1f}%"
+
+
+def ending(text: str, most: int) -> str:
+    """The last ``most`` characters of a dotted name, whose end says more than its beginning."""
+    return text if len(text) <= most else "..." + text[3 - most :]
 
 
 def size(count: int) -> str:

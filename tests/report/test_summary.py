@@ -59,6 +59,13 @@ def test_underflow_of_a_gradient_that_is_all_zero_is_nothing() -> None:
     assert summarize([trace]).underflow[0].share == 0.0
 
 
+def test_a_gradient_measured_twice_in_a_step_was_measured_in_one_step() -> None:
+    trace = samples.trace()
+    trace.steps[0].numbers = [samples.gradient("critic", 100, 1), samples.gradient("critic", 100, 2)]
+    (critic,) = (one for one in summarize([trace]).underflow if one.parameter == "critic")
+    assert (critic.steps, critic.nonzero, critic.flushed) == (1, 200, 3)
+
+
 def test_ranks_that_left_no_trace_are_named() -> None:
     one = samples.trace(header=samples.header(rank=1, world_size=4))
     assert summarize([one]).missing_ranks == (0, 2, 3)

@@ -139,7 +139,7 @@ def test_the_run_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "float32 -> float16  6 calls  384 B" in text
     assert "65536 at step 1, 32768 after step 1" in text
     assert "1 of 3 steps skipped (inf or NaN in the gradients): 1" in text
-    assert "fc1.weight  3.0e-03" in text
+    assert "fc1.weight  0.3%" in text
     assert "softmax (float16 here, float32 there)" in " ".join(text.split())
 
 
@@ -149,10 +149,10 @@ def test_a_clean_verdict_says_what_it_covers(monkeypatch: pytest.MonkeyPatch) ->
     rules = len(run.book.rules)
     assert (
         shown(run, monkeypatch).splitlines()[-1]
-        == f"No errors or warnings: 3 files read, 3 steps watched, {rules} rules."
+        == f"No errors or warnings: 2 files read, 1 skipped, 3 steps watched, {rules} rules."
     )
     last = shown(check, monkeypatch).splitlines()[-1]
-    assert last == f"No errors or warnings: 3 files read, nothing run, {rules} rules."
+    assert last == f"No errors or warnings: 2 files read, 1 skipped, nothing run, {rules} rules."
 
 
 def test_coverage_names_what_was_missed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +183,38 @@ def test_a_program_that_never_trained_is_not_called_clean_of_numbers(monkeypatch
     text = shown(samples.report(summary=empty, program=Program(0)), monkeypatch)
     assert "no optimizer step was seen" in text
     assert "watched" not in text.splitlines()[-1]
+
+
+def test_the_last_line_tells_that_the_program_failed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ended, words in ((Program(3), "ended with exit code 3"), (Program(None, 15), "was killed by signal 15")):
+        for findings in ((), (samples.clip(),)):
+            report = samples.report(*findings, root=project, program=ended, trace_folder=None)
+            for quiet in (True, False):
+                lines = " ".join(shown(report, monkeypatch, 200, quiet=quiet).splitlines()[-2:])
+                assert f"; the program {words}" in lines
+
+
+def test_a_program_that_left_no_trace_still_ended_somehow(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(samples.report(summary=None, program=Program(1)), monkeypatch)
+    assert "The run\n  train.py --lr 0.1: ended with exit code 1\n" in text
+
+
+def test_what_was_confirmed_before_a_step_ended_counts(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = summarize([replace(samples.trace(), steps=[], end=End("failed", 1, 0))])
+    report = samples.report(samples.clip(), root=project, summary=empty, program=Program(1))
+    assert "1 error; 1 confirmed by the run; the program ended" in shown(report, monkeypatch)
+
+
+def test_a_program_that_left_by_itself_was_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = summarize([samples.trace(end=None)])
+    assert "was killed" not in shown(samples.report(summary=cut, program=Program(5)), monkeypatch)
+    assert "was killed after" in shown(samples.report(summary=cut, program=Program(None, 9)), monkeypatch)
+
+
+def test_files_passed_over_were_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = samples.report(command="check", summary=None, program=None, trace_folder=None, coverage=Coverage(0, 2, 0))
+    last = shown(report, monkeypatch, 200).splitlines()[-1]
+    assert last.startswith("No errors or warnings: 0 files read, 2 skipped, nothing run")
 
 
 def test_quiet_is_one_line_a_finding(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

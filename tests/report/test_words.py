@@ -20,9 +20,10 @@ def test_share_never_rounds_something_to_nothing_or_to_all(part: int, whole: int
     assert words.share(part, whole) == text
 
 
-def test_small_gradients_do_not_look_like_zero() -> None:
-    assert words.scientific(3.2e-8) == "3.2e-08"
-    assert words.scientific(0.0) == "0"
+def test_a_long_name_keeps_its_end() -> None:
+    assert words.ending("encoder.layer.11.attention.self.key.bias", 20) == "...ion.self.key.bias"
+    assert len(words.ending("a" * 50, 20)) == 20
+    assert words.ending("fc1.weight", 20) == "fc1.weight"
 
 
 def test_ranges() -> None:
