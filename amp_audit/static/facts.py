@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from amp_audit.static import ir
+from amp_audit.static.gates import is_gated
 from amp_audit.static.origins import Origins
 from amp_audit.static.project import Project
 from amp_audit.static.sites import Site
@@ -154,7 +155,7 @@ def _mentions(module: ir.Module, name: str) -> bool:
 
 
 _FACTS: dict[str, Callable[[Facts], object]] = {
-    "gated": lambda facts: facts.site.gated,
+    "gated": lambda facts: is_gated(facts.site.gates, facts.site.where, facts.project),
     "bare": lambda facts: facts.site.bare,
     "decorates": Facts.decorates,
     "result": Facts.result,

@@ -1,7 +1,7 @@
 """libcst tree -> facts of one module (``static.ir``), in one walk of our own.
 
-libcst's metadata providers cost several times the parse, so positions are not kept: ``positions`` lowers a source
-again and asks the position provider, for the few modules that have findings.
+Computing positions costs more than the walk, so they are not kept: ``positions`` lowers a source again, for the few
+modules that have findings.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import libcst as cst
-from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from amp_audit.static import ir
 from amp_audit.static.deep import with_deep_stack
 from amp_audit.static.expressions import BadLiteral, Expressions
 from amp_audit.static.position import LoweringError, Position
+from amp_audit.static.spans import ranges
 
 _GUARDED_LENGTH = 16_384
 """Above this many characters Python's own parser, which has limits on nesting and is eight times faster, goes first."""
@@ -45,22 +45,17 @@ def positions(source: str | bytes) -> Callable[[int], Position]:
 
 def _positions(source: str | bytes) -> Callable[[int], Position]:
     _, walk, tree = _lower("", source)
-    ranges = _ranges(tree)
+    place = ranges(tree)
 
     def find(at: int) -> Position:
         node = walk.nodes[at]
         last = _header_end(node)
         parentheses = getattr(last, "rpar", ())  # of a With: one or none, of an expression: several
         closing = parentheses[-1] if isinstance(parentheses, Sequence) and parentheses and last is not node else last
-        start, end = ranges[node].start, ranges[closing].end
-        return Position(start.line, start.column + 1, end.line, end.column + 1)
+        start, end = place(node), place(closing)
+        return Position(start.line, start.column, end.end_line, end.end_column)
 
     return find
-
-
-def _ranges(tree: cst.Module) -> dict[cst.CSTNode, CodeRange]:
-    wrapper = MetadataWrapper(tree, unsafe_skip_copy=True)
-    return cast("dict[cst.CSTNode, CodeRange]", wrapper.resolve(PositionProvider))
 
 
 def _header_end(node: cst.CSTNode) -> cst.CSTNode:
@@ -83,8 +78,8 @@ def _lower(path: str, source: str | bytes) -> tuple[ir.Module, _Lowering, cst.Mo
         walk = _Lowering()
         return walk.module(path, tree), walk, tree
     except BadLiteral as error:
-        start = _ranges(tree)[error.node].start
-        raise LoweringError(str(error), start.line, start.column + 1) from None
+        place = ranges(tree)(error.node)
+        raise LoweringError(str(error), place.line, place.column) from None
     except (RecursionError, MemoryError):
         raise LoweringError("nested too deeply") from None
 

@@ -26,6 +26,7 @@ from amp_audit.static.project import Project
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.signatures import SIGNATURES
 from amp_audit.static.sites import Site, sites
+from amp_audit.static.traverse import statements
 
 Check = Callable[[Rule, Detector, ir.Module, Project, Origins], Iterator[RawFinding]]
 
@@ -66,10 +67,14 @@ class _Calls:
         for rule, detector in book.detectors("static", "call"):
             for target in detector.targets:
                 self._by_target.setdefault(target, []).append((rule, detector))
+        self._words = _spellings({target.rpartition(".")[2] for target in self._by_target}, project)
+        self._has_scalers = any("GradScaler" in word for module in project.modules.values() for word in module.words)
 
     def of(self, module: ir.Module) -> Iterator[RawFinding]:
         """Findings in one module."""
-        for site in sites(module, self.project):
+        if self._words.isdisjoint(module.words) and not self._has_scalers:
+            return
+        for site in sites(module):
             name = self._name(site)
             facts = None
             for rule, detector in self._by_target.get(name, ()) if name else ():
@@ -81,14 +86,17 @@ class _Calls:
     def _name(self, site: Site) -> str | None:
         """What a site calls, as targets name it."""
         where, func = site.where, site.call.func
-        name = self.project.qualified(where.module, func, where.scope)
-        if name is not None:
-            return name
-        if isinstance(func, ir.Attr) and func.name in _METHODS and self._is_live_scaler(func.base, site):
-            return f"{_SCALER}.{func.name}"
-        if isinstance(func, (ir.Name, ir.Attr)) and not site.bare and self._is_live_scaler(func, site):
-            return f"{_SCALER}.__call__"
-        return None
+        word = func.name if isinstance(func, ir.Attr) else func.id if isinstance(func, ir.Name) else ""
+        if word in self._words:
+            name = self.project.qualified(where.module, func, where.scope)
+            if name is not None:
+                return name
+        if not self._has_scalers:
+            return None
+        if isinstance(func, ir.Attr) and word in _METHODS and self._is_live_scaler(func.base, site):
+            return f"{_SCALER}.{word}"
+        plain = isinstance(func, ir.Name) or (isinstance(func, ir.Attr) and self.origins.is_self(func.base, where))
+        return f"{_SCALER}.__call__" if plain and not site.bare and self._is_live_scaler(func, site) else None
 
     def _is_live_scaler(self, expr: ir.Expr, site: Site) -> bool:
         made = self.origins.constructors(expr, site.where)
@@ -137,6 +145,26 @@ class _Calls:
         if isinstance(expr, ir.Const):
             return expr.value
         return self.project.qualified(where.module, expr, where.scope) if expr is not None else None
+
+
+def _spellings(words: set[str], project: Project) -> frozenset[str]:
+    """The last words by which modules of the project may call what ends in one of ``words``: their aliases too."""
+    found = set(words)
+    for module in project.modules.values():
+        for node in statements(module.body, into=True):
+            if isinstance(node, ir.Import):
+                found |= {local for local, target in node.bindings if target.rpartition(".")[2] in found}
+            elif isinstance(node, ir.Assign) and _last_words(node.value) & found:
+                found |= {word for target in node.targets for word in _last_words(target)}
+    return frozenset(found)
+
+
+def _last_words(expr: ir.Expr) -> set[str]:
+    if isinstance(expr, ir.IfExp):
+        return _last_words(expr.body) | _last_words(expr.orelse)
+    if isinstance(expr, (ir.Name, ir.Attr)):
+        return {expr.id if isinstance(expr, ir.Name) else expr.name}
+    return set()
 
 
 _UNSURE = object()
