@@ -57,7 +57,7 @@ def begin(session: str, main: bool) -> None:
 
         if config.watch is not None:
             lines.start(read_watch(Path(config.watch), config.watch_until))
-        Session(config).begin()
+        Session(config, attached=True).begin()
     except Exception as error:
         _complain(config, f"a process could not be audited: {type(error).__name__}: {error}")
 

@@ -24,8 +24,12 @@ def trace(folder: Path, model: Any, optimizer: Any, scaler: Any, sample: str, st
     """Record until the context is left, ``steps`` optimizer steps at most; the program itself is never stopped.
 
     ``model``, ``optimizer`` and ``scaler`` may have been built before; given, they have their names from the first
-    step on. Raises RuntimeError while another recording is open in this process.
+    step on. In a program that amp-audit runs, the recording is amp-audit's. Raises RuntimeError while another one of
+    the program's own is open in this process.
     """
+    if session.current is not None and session.current.attached:
+        yield Traced(Path(session.current.config.trace_dir))
+        return
     if session.current is not None:
         raise RuntimeError("this process is being recorded already")
     own = session.Session(Config(str(folder), steps=steps, sample=sample, go_on=True, main=True))

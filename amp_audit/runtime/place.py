@@ -6,7 +6,6 @@ worked out once, when a row is first written.
 
 from __future__ import annotations
 
-import functools
 import linecache
 import os
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from amp_audit.runtime import tracebacks
+from amp_audit.runtime.patches import Patches
 from amp_audit.trace.schema import Place
 
 USER, SKIPPED, OPTIMIZER, ENGINE = range(4)
@@ -233,23 +233,18 @@ class Modules:
         self._known: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._parameters: dict[int, tuple[weakref.ref[Any], str, int]] = {}
-        self._patch: tuple[Any, Any] | None = None
+        self._patches = Patches()
 
     def install(self) -> None:
         """Follow calls of modules from now on.
 
         Not by hooks: torch warns of these when a module is compiled, and takes a longer way to call any module.
         """
-        if self._patch is None:
-            original = torch.nn.Module.__call__
-            self._patch = (self._follow(original), original)
-            torch.nn.Module.__call__ = self._patch[0]  # type: ignore[method-assign]
+        if not self._patches.wraps(torch.nn.Module, "__call__"):
+            self._patches.wrap(torch.nn.Module, "__call__", self._follow)
 
     def uninstall(self) -> None:
-        """Put back what was there; what the program has wrapped around ours meanwhile stays."""
-        if self._patch is not None and torch.nn.Module.__call__ is self._patch[0]:
-            torch.nn.Module.__call__ = self._patch[1]  # type: ignore[method-assign]
-        self._patch = None
+        self._patches.undo()
         for stack in self.stacks.values():
             del stack[1:]
 
@@ -295,7 +290,6 @@ class Modules:
         return forget
 
     def _follow(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             stack, depth = self._enter(module)
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Observer, Part
+from amp_audit.runtime.patches import Patches
 from amp_audit.runtime.place import Places
 from amp_audit.runtime.tracer import Book, Tracer, admit_higher_order_operators
 from amp_audit.trace.schema import Counts, EventRow
@@ -37,6 +38,7 @@ class Recording:
         self._guests: dict[int, Tracer] = {}
         self._regions: list[tuple[int | None, str, str | None]] = []
         self._stance: Any = None
+        self._patches = Patches()
 
     @property
     def unobserved(self) -> Counter[str]:
@@ -72,6 +74,7 @@ class Recording:
         tracer.begin()
         self._modules.home = threading.get_ident()
         self._modules.install()
+        self._patches.wrap(torch.cuda.graphs.CUDAGraph, "replay", self._replay)
         self._force_eager()
 
     def stop(self) -> None:
@@ -79,6 +82,7 @@ class Recording:
         if self.active:
             self.active = False
             self._modules.uninstall()
+            self._patches.undo()
             self._release()
             for one in self.book.tracers:
                 one.off = True
@@ -129,6 +133,7 @@ class Recording:
         """In a forked child: what it inherited of a recording goes."""
         self.active = False
         self._modules.uninstall()
+        self._patches.undo()
         while _depth() and isinstance(_top(), Tracer):
             torch._C._pop_torch_dispatch_stack(None)
         self._release()
@@ -166,6 +171,13 @@ class Recording:
         tracer = self._guests.get(thread)
         if tracer is not None and _depth() and _top() is tracer:
             torch._C._pop_torch_dispatch_stack(None)
+
+    def _replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def replay(graph: Any) -> Any:
+            self.unobserved["replays of a CUDA graph"] += 1  # its operators do not come by
+            return original(graph)
+
+        return replay
 
     # torch.compile
 

@@ -50,10 +50,14 @@ current: Session | None = None
 
 
 class Session:
-    """The audit of one process, from ``begin`` to ``close``; the ``Host`` of its parts."""
+    """The audit of one process, from ``begin`` to ``close``; the ``Host`` of its parts.
 
-    def __init__(self, config: Config) -> None:
+    ``attached``: the process was started under audit, rather than having asked for it itself.
+    """
+
+    def __init__(self, config: Config, *, attached: bool = False) -> None:
         self.config = config
+        self.attached = attached
         self.places = Places()
         self.recording = Recording(self, self.places)
         self.signals: Any = None

@@ -390,6 +390,16 @@ def test_compiled_functions_are_compiled_again_afterwards() -> None:
     assert len(graphs) == before + 1
 
 
+def test_replays_of_a_cuda_graph_are_counted_as_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda.graphs.CUDAGraph, "replay", lambda graph: "replayed")
+    graph = object.__new__(torch.cuda.graphs.CUDAGraph)
+    replay = torch.cuda.graphs.CUDAGraph.replay
+    with recorded() as result:
+        assert [torch.cuda.graphs.CUDAGraph.replay(graph) for _ in range(3)] == ["replayed"] * 3
+    assert result.unobserved == {"replays of a CUDA graph": 3}
+    assert torch.cuda.graphs.CUDAGraph.replay is replay
+
+
 def test_profiler_agrees_on_matrix_products() -> None:
     step = programs.gpt()
     step()

@@ -189,6 +189,25 @@ PROGRAMS = {
             print(step, loss.item())
         digest(model)
     """,
+    "warns": """
+        import warnings
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(8, 3)
+            def forward(self, x):
+                warnings.warn("to the caller", stacklevel=2)
+                warnings.warn("here")
+                torch.searchsorted(torch.arange(10.0).view(2, 5), torch.ones(5, 2).t())
+                torch.ones(2, 1).to(torch.complex64).to(torch.float32)
+                return self.inner(x)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1).step()
+        for step in range(3):
+            F.cross_entropy(model(batch()[0]), torch.arange(6) % 3).backward(); optimizer.step()
+        digest(model)
+    """,
     "raises": """
         model = nn.Sequential(nn.Linear(8, 3), nn.ReLU())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -240,6 +259,7 @@ def test_a_program_does_what_it_does_without_us(name: str, tmp_path: Path) -> No
     assert watched.code == plain.code == {"raises": 1, "catches and goes on": 3}.get(name, 0)
     assert user_frames(watched.stderr) == user_frames(plain.stderr)
     assert b"amp_audit" not in watched.stderr
+    assert name == "raises" or watched.stderr == plain.stderr
     trace = watched.trace
     assert trace.end is not None and trace.end.steps >= 2
     notes = [note for step in trace.steps for note in step.notes]
