@@ -79,7 +79,7 @@ class Session:
         self._stops = 0
         self._busy = False
         self._thread = threading.get_ident()
-        self._since = time.perf_counter()
+        self._since: float | None = None  # when the step in progress began
         self._process = os.getpid()
 
     # Life
@@ -158,6 +158,7 @@ class Session:
         if self._over:
             return
         if row.kind in _STARTS:
+            self._since = self._since or time.perf_counter()
             self._iteration_begins()
         if row.kind in _REGIONS:
             self.recording.region(row)
@@ -241,10 +242,10 @@ class Session:
             ops, casts = self.recording.step_end(self.writer) if record.recorded else ((), ())
         finally:
             self.record = late
-        if stepped:
-            record.seconds = time.perf_counter() - self._since
-            self._since = time.perf_counter()
+        if stepped and self._since is not None:
+            record.seconds = round(time.perf_counter() - self._since, 6)
         record.lines = lines.current.news() if lines.current else {}
+        self._since = time.perf_counter() if stepped else self._since
         trained = self.clock.step > 0 or self.config.main
         if trained and (stepped or ops or casts or record.events or record.notes or record.numbers):
             self._open()

@@ -106,6 +106,7 @@ class Book:
         self.tracers: list[Tracer] = []
         self._broken = broken
         self._raised: dict[tuple[str, int, int, str], tuple[str, ...]] = {}
+        self._forward_regions: dict[int, int] = {}  # by site
         self._about: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def broken(self, error: Exception) -> None:
@@ -154,6 +155,8 @@ class Book:
         row = self.ops[key] = Row(itemsize, plan.flops is not None)
         about = (None, None) if result is None else (result.dtype, result.device.type)
         self._about[key] = (inputs, *about)
+        if key[2] == FORWARD:
+            self._forward_regions[key[1]] = key[3]
         return row
 
     def new_cast(self, key: tuple[Any, ...]) -> Row:
@@ -170,6 +173,8 @@ class Book:
     def _collect_op(self, key: tuple[Any, ...], row: Row, writer: Writer) -> list[int | None]:
         if row.number is None:
             plan, site, phase, region = key[:4]
+            if phase == RECOMPUTE:  # checkpoint enters the regions of the forward again, unheard
+                region = self._forward_regions.get(site, region)
             inputs, output, device = self._about[key]
             row.number = writer.define_op(
                 OpRow(

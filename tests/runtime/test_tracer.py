@@ -209,6 +209,8 @@ def test_recomputed_operators_are_a_phase_of_their_own(kind: str) -> None:
     recompute = Counter({("recompute", f"blocks.{n}", line): 1 for n in range(2)})
     assert phases(plain, attention) == forward
     assert phases(again, attention) == forward + recompute
+    dtypes = {row.inputs[0] for row in again if row.phase == "recompute" and row.op == "aten.addmm"}
+    assert dtypes == {"bfloat16"}
     backward = Counter({("backward", f"blocks.{n}", line): 1 for n in range(2)})
     assert phases(again, f"{attention}_backward") == phases(plain, f"{attention}_backward") == backward
 
