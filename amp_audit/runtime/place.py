@@ -37,7 +37,7 @@ _ENGINE = "_engine_run_backward"
 _CHECKPOINT = os.path.join(_TORCH, "utils", "checkpoint.py")
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_GENERATED = ("<eval_with_key", "<frozen ")
+_GENERATED = ("<eval_with_key", "<frozen ", "<string>")
 
 
 @dataclass(frozen=True, slots=True)
