@@ -139,6 +139,19 @@ def join(one: State, two: State) -> State:
     )
 
 
+def forget(state: State) -> State:
+    """The state after, or before, something out of sight: identities stay, what happened to them is unknown."""
+    unknown = Gradients("unknown")
+    return replace(
+        state,
+        owners=tuple((owner, unknown) for owner, _ in state.owners),
+        phases=tuple((key, "unknown") for key, _ in state.phases),
+        left=(),
+        scalers=tuple((key, replace(scaler, round="unknown")) for key, scaler in state.scalers),
+        stepped_by=(),
+    )
+
+
 def _join(one: Table[V], two: Table[V], both: Callable[[V, V], V], absent: V) -> Table[V]:
     left, right = dict(one), dict(two)
     keys = sorted({*left, *right}, key=repr)
@@ -328,11 +341,20 @@ def _checked(state: State, event: Event, phase: str, facts: Facts) -> State:
 def _unscale(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed), phase=_phase(state, event), left=_left(state, event))
+    _doubt_unscaled(state, event, facts)
     facts["raises"] = facts["phase"] in ("unscaled", "stepped") or _never_scaled(state, event)
     if facts["phase"] in ("unscaled", "stepped"):
         return state  # torch raises before it touches anything
     done = _change(state, owners, _divide)
     return _checked(done, event, "unscaled", facts)
+
+
+def _doubt_unscaled(state: State, event: Event, facts: dict[str, object]) -> None:
+    """Of an optimizer whose parameters are not known, the gradients that another one had unscaled may not be."""
+    own = (event.scaler, event.optimizer)
+    others = [key for key, phase in state.phases if phase == "unscaled" and key != own and _of(key, event.scaler)]
+    if facts["gradients"] == "unscaled" and get(state.links, event.optimizer) is None and others:
+        facts["gradients"] = "unknown"
 
 
 def _divide(held: Gradients) -> Gradients:
@@ -344,6 +366,7 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
     facts.update(describe(state, owners, assumed))
     if event.via is Via.SCALER:
         facts.update(phase=_phase(state, event), left=_left(state, event))
+        _doubt_unscaled(state, event, facts)
         without = facts["gradients"] == "none" and not assumed
         facts["raises"] = facts["phase"] == "stepped" or without or _never_scaled(state, event)
         if facts["phase"] == "stepped":
@@ -434,7 +457,10 @@ def _weights_changed(state: State, owners: Iterable[Id] | None, how: str) -> Sta
 
 
 def _save(state: State, event: Event, facts: dict[str, object]) -> State:
+    """``trained``: how, up to here. Code that has a scaler and has not trained yet is taken to be trained by others."""
     facts.update({f"holds.{item}": item in event.contents for item in ("model", "optimizer", "scaler")})
+    plain = "plain" if "backward" in state.ever else "elsewhere" if state.scalers else "unknown"
+    facts["trained"] = "scaled" if "scale" in state.ever else plain
     return state
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
+from collections import Counter
 from collections.abc import Iterable
 
 from amp_audit.hazards import Watch
+from amp_audit.protocol import forget
 from amp_audit.static import ir, project
 from amp_audit.static.effects import Effects
 from amp_audit.static.evaluate import Evaluator, Results, fresh
@@ -29,15 +31,22 @@ from amp_audit.static.values import (
 from amp_audit.static.world import Frame, Place, World, merge, short
 
 MAX_DEPTH = 10
+MAX_VISITS = 8
+"""How many entries walk through a function of another file; for further ones what it does is unknown."""
 
 
 class Caller(Evaluator):
     """Follows calls. ``followed`` are the functions that were walked, by path and ordinal."""
 
-    def __init__(self, code: project.Project, watch: Watch[Place], heat: Heat) -> None:
+    def __init__(
+        self, code: project.Project, watch: Watch[Place], heat: Heat, path: str, visits: Counter[tuple[str, int]]
+    ) -> None:
+        """``path`` is the file of the entry; ``visits`` counts, for the whole project, entries by function."""
         super().__init__(code, watch, heat)
         self.effects = Effects(self)
         self.followed: set[tuple[str, int]] = set()
+        self._path = path
+        self._visits = visits
 
     @abc.abstractmethod
     def block(self, body: Iterable[ir.Stmt], worlds: list[World]) -> Flow:
@@ -98,7 +107,17 @@ class Caller(Evaluator):
             return [(self.effects.result(func, node, args, named, world), world)]
         if len(world.frames) > MAX_DEPTH or any(frame.function is func.function for frame in world.frames):
             return [(fresh(node, world), world)]
+        if not self._may_visit(func):
+            world.state = forget(world.state)
+            return [(self.effects.result(func, node, args, named, world), world)]
         return self.follow(func, node.at, args, named, world)
+
+    def _may_visit(self, func: Func) -> bool:
+        key = (func.module.path, func.function.at)
+        if key in self.followed or func.module.path == self._path:
+            return True
+        self._visits[key] += 1
+        return self._visits[key] <= MAX_VISITS
 
     def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
         """Walk the body of a function with these arguments."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from amp_audit import events, protocol
+from amp_audit import events
 from amp_audit.hazards import Happened, Hazard, Watch, give_way, standing
 from amp_audit.model import Confidence
+from amp_audit.protocol import forget
 from amp_audit.rulebook import Rulebook
 from amp_audit.static import ir
 from amp_audit.static.calls import parameter
@@ -37,6 +39,7 @@ class Survey:
 
     entries: list[Entry] = field(default_factory=list)
     followed: set[tuple[str, int]] = field(default_factory=set)
+    visits: Counter[tuple[str, int]] = field(default_factory=Counter)
 
 
 def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]:
@@ -58,7 +61,7 @@ def _walk_module(module: ir.Module, project: Project, watch: Watch[Place], heat:
     """Run a module's own code as a script; returns what its names hold in the end."""
     world = World([Frame(module)])
     world.globals[(module.path, "__name__")] = Literal.of("__main__")
-    walker = Walker(project, watch, heat)
+    walker = Walker(project, watch, heat, module.path, survey.visits)
     ends = [world]
     exhausted = None
     try:
@@ -82,9 +85,14 @@ def _walk_orphan(
     survey: Survey,
 ) -> None:
     """Walk a function that nothing in the project calls, with unknown arguments and nothing known of gradients."""
-    walker = Walker(project, watch, heat)
+    walker = Walker(project, watch, heat, module.path, survey.visits)
     start = base.fork()
-    start.state, start.trail, start.flags, start.frames = _forgotten(base.state), None, {}, [Frame(module)]
+    start.state, start.trail, start.flags, start.frames = (
+        replace(forget(base.state), regions=()),
+        None,
+        {},
+        [Frame(module)],
+    )
     exhausted = None
     try:
         for bound, world in _selves(walker, module, function, cls, start):
@@ -113,7 +121,7 @@ def _selves(
         func = Func(init[0].module, init[1], instance, {}, init[0])
         worlds = merge(_follow_blindly(walker, func, start))
     for world in worlds[:MAX_STARTS]:
-        world.state = _forgotten(world.state)
+        world.state = replace(forget(world.state), regions=())
         yield instance, world
 
 
@@ -127,19 +135,6 @@ def _follow_blindly(walker: Walker, func: Func, world: World) -> list[World]:
 
 def _unbound(function: ir.Function) -> bool:
     return any(isinstance(d, ir.Name) and d.id in ("staticmethod", "classmethod") for d in function.decorators)
-
-
-def _forgotten(state: protocol.State) -> protocol.State:
-    """The state when a function is entered from somewhere unknown: identities stay, what happened is unknown."""
-    unknown = protocol.Gradients("unknown")
-    return replace(
-        state,
-        owners=tuple((owner, unknown) for owner, _ in state.owners),
-        phases=tuple((key, "unknown") for key, _ in state.phases),
-        scalers=tuple((key, replace(scaler, round="unknown")) for key, scaler in state.scalers),
-        regions=(),
-        stepped_by=(),
-    )
 
 
 def _orphans(module: ir.Module, heat: Heat) -> list[tuple[ir.Function, ClassRef | None]]:

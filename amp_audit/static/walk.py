@@ -5,6 +5,7 @@ What calls on scalers, optimizers, models and torch's own functions do is in ``e
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from amp_audit import events
@@ -29,8 +30,10 @@ class OutOfFuel(Exception):
 class Walker(Caller):
     """Walks one entry of a project."""
 
-    def __init__(self, code: project.Project, watch: Watch[Place], heat: Heat) -> None:
-        super().__init__(code, watch, heat)
+    def __init__(
+        self, code: project.Project, watch: Watch[Place], heat: Heat, path: str, visits: Counter[tuple[str, int]]
+    ) -> None:
+        super().__init__(code, watch, heat, path, visits)
         self.fuel = FUEL
 
     # Statements
