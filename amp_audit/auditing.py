@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -56,19 +57,20 @@ def audit(target: Target, settings: Settings, recording: Recording) -> Audited:
     folder = supervisor.trace_folder(recording, member)
     watch = folder / "watch.json"
     first = member is None or member.rank == 0
+    hurry = threading.Event() if member is not None else None
     with ThreadPoolExecutor(1, "amp-audit-read") as pool:
         reading = pool.submit(_read_program, target, settings, book, watch) if first else None
         running = launch.start(supervisor.request(target, recording, folder, watch))
         count = _counter(running.trace_dir, reading, book)
-        outcome = supervisor.follow(running, supervisor.Progress(sys.stderr, recording.steps, count))
-        departure = ranks.leave(running.trace_dir, member) if member is not None else None
+        outcome = supervisor.follow(running, supervisor.Progress(sys.stderr, recording.steps, count), hurry)
+        departure = ranks.leave(running.trace_dir, member, hurry=hurry) if member is not None else None
         if departure is not None and not departure.reports:
             return Audited(None, supervisor.program_code(outcome))
         known = reading.result() if reading else _read_program(target, settings, book, watch)
     made = _audited(target, settings, book, known, running.trace_dir, outcome)
     if departure is not None and departure.missing:
         late = ", ".join(map(str, departure.missing))
-        made = replace(made, notes=(*made.notes, f"rank {late} had not ended {ranks.PATIENCE:.0f} s after this one"))
+        made = replace(made, notes=(*made.notes, f"rank {late} had not ended when this report was made"))
     return Audited(made, supervisor.program_code(outcome) if member is not None else made.exit_code)
 
 

@@ -60,6 +60,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; nothing is raised for a user's mistake."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character of the source must not end the report.
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
@@ -78,6 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"amp-audit: {error}", file=sys.stderr)
         return UNABLE
+
+
+def _open_closed_streams() -> None:
+    """Python has None for a standard stream that is closed (``>&-``): what is written there goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _expected() -> tuple[type[Exception], ...]:
@@ -111,9 +119,11 @@ def _audit(words: list[str]) -> int:
         return _help(parser, USAGE, ABOUT)
     from amp_audit import auditing
 
-    output = _Output(options)
-    outcome = auditing.audit(_target(program), _settings(options), _recording(options))
-    return output.show(outcome.report, outcome.code)
+    def job() -> tuple[Report | None, int]:
+        outcome = auditing.audit(_target(program), _settings(options), _recording(options))
+        return outcome.report, outcome.code
+
+    return _Output(options).of("audit", program[1], job)
 
 
 def _run(words: list[str]) -> int:
@@ -138,9 +148,11 @@ def _check(words: list[str]) -> int:
         return _help(parser, "usage: amp-audit check [OPTIONS] [PATHS...]\n", "Read only; needs no torch.\n")
     from amp_audit import reading
 
-    output = _Output(options)
-    report = reading.check(options.paths or [Path()], _settings(options))
-    return output.show(report, report.exit_code)
+    def job() -> tuple[Report, int]:
+        report = reading.check(options.paths or [Path()], _settings(options))
+        return report, report.exit_code
+
+    return _Output(options).of("check", options.paths, job)
 
 
 def _report(words: list[str]) -> int:
@@ -154,9 +166,11 @@ def _report(words: list[str]) -> int:
         parser.error("no trace given")
     from amp_audit import auditing
 
-    output = _Output(options)
-    report = auditing.report(options.traces, _settings(options))
-    return output.show(report, report.exit_code)
+    def job() -> tuple[Report, int]:
+        report = auditing.report(options.traces, _settings(options))
+        return report, report.exit_code
+
+    return _Output(options).of("report", options.traces, job)
 
 
 def _explain(words: list[str]) -> int:
@@ -320,7 +334,19 @@ class _Output:
             except OSError as error:
                 raise UsageError(f"cannot write the report to {options.output}: {error.strerror}") from None
 
-    def show(self, report: Report | None, code: int) -> int:
+    def of(self, command: str, target: Sequence[object], job: Callable[[], tuple[Report | None, int]]) -> int:
+        """Do ``job`` and print its report. Who asked for JSON gets a document also of a job that cannot be done."""
+        try:
+            report, code = job()
+        except _expected() as error:
+            if self._options.format == "json":
+                from amp_audit import reading
+
+                self._show(reading.unable(command, " ".join(map(str, target)), str(error)), UNABLE)
+            raise
+        return self._show(report, code)
+
+    def _show(self, report: Report | None, code: int) -> int:
         """Print, and hand the exit code through."""
         from amp_audit.report import render
 

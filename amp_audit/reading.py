@@ -89,3 +89,17 @@ def assemble(
         fail_on=settings.fail_on or fail_on,
         hidden=len(wanted) - len(shown),
     )
+
+
+def unable(command: str, target: str, problem: str) -> Report:
+    """The report of a job that could not be done: ``problem`` says why, and there is nothing else to tell."""
+    return Report(
+        command=command,
+        target=target,
+        findings=(),
+        coverage=Coverage(),
+        book=Rulebook({}),
+        root=Path.cwd(),
+        fail_on=Severity.ERROR,
+        problem=problem,
+    )

@@ -95,9 +95,13 @@ class Progress:
         self._due = time.monotonic() + max(QUIET, 20 * (time.monotonic() - began))
 
 
-def follow(running: launch.Running, progress: Progress) -> launch.Outcome:
-    """Wait for the program. Ctrl-C and SIGTERM are for the program; what it leaves behind is still reported."""
-    with _passing_on(running):
+def follow(running: launch.Running, progress: Progress, hurry: threading.Event | None = None) -> launch.Outcome:
+    """Wait for the program. Ctrl-C and SIGTERM are for the program; what it leaves behind is still reported.
+
+    ``hurry``: set on SIGTERM, which then does not end this process either once the program has ended. A launcher sends
+    it to all ranks when one has failed, and one of these has the report of all to write.
+    """
+    with _passing_on(running, hurry):
         while True:
             outcome = running.wait(POLL)
             if outcome is not None:
@@ -106,7 +110,7 @@ def follow(running: launch.Running, progress: Progress) -> launch.Outcome:
 
 
 @contextlib.contextmanager
-def _passing_on(running: launch.Running) -> Iterator[None]:
+def _passing_on(running: launch.Running, hurry: threading.Event | None) -> Iterator[None]:
     """Hand Ctrl-C and SIGTERM on to the program instead of ending here; one that will not end is killed in the end."""
     if threading.current_thread() is not threading.main_thread():
         yield  # handlers belong to the main thread; the caller keeps its own
@@ -114,6 +118,8 @@ def _passing_on(running: launch.Running) -> Iterator[None]:
     asked = itertools.count(1)
 
     def hand_on(number: int, frame: object) -> None:
+        if hurry is not None and number == signal.SIGTERM:
+            hurry.set()
         if next(asked) > PATIENCE:
             running.send(signal.SIGKILL)
         elif number == signal.SIGINT:
@@ -126,7 +132,8 @@ def _passing_on(running: launch.Running) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if hurry is None or number != signal.SIGTERM:
+                signal.signal(number, handler)
 
 
 def program_code(outcome: launch.Outcome) -> int:

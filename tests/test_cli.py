@@ -129,6 +129,35 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(
     assert said in one_line(capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--format", "json", "missing.py"], "missing.py: no such file"),
+        (["--format", "json", "-m", "no.such.module"], "no module named 'no.such.module'"),
+        (["check", "--format", "json", "missing.py"], "missing.py"),
+        (["check", "--format", "json", "--select", "AMP999"], "unknown rule 'AMP999'"),
+        (["check", "--format", "json", "--rules", "broken.yaml"], "broken.yaml: not valid YAML"),
+        (["report", "--format", "json", "nowhere"], "nowhere: no such folder"),
+    ],
+)
+def test_who_asked_for_json_gets_it_of_a_job_that_cannot_be_done_too(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.yaml").write_text("id: [")
+    assert cli.main(words) == 2
+    out, error = capsys.readouterr()
+    data = json.loads(out)
+    assert data["exit_code"] == 2 and said in data["problem"] and data["findings"] == []
+    assert error == f"amp-audit: {data['problem']}\n"
+
+
+def test_closed_standard_streams_are_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("x = 1\n")
+    for command in ("check train.py", "train.py"):
+        line = f"{sys.executable} -m amp_audit {command} >&- 2>&-"
+        assert subprocess.run(["bash", "-c", line], cwd=tmp_path, timeout=300, check=False).returncode == 0
+
+
 def test_a_folder_without_python_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     assert cli.main(["check", "."]) == 2
@@ -299,6 +328,26 @@ def test_a_killed_program_is_still_reported(tmp_path: Path) -> None:
     assert result.returncode == 3
     assert (data["trace"]["program_exit"], data["trace"]["program_signal"]) == (None, 9)
     assert data["trace"]["steps"] >= 3
+    assert "confirmed" in {f["verdict"] for f in data["findings"] if f["rule"] == "AMP202"}
+
+
+def test_a_launcher_that_ends_all_ranks_does_not_end_the_report(tmp_path: Path) -> None:
+    pytest.importorskip("torch.distributed.run")
+    source = program(bad=True, after="import os; os.environ['RANK'] == '0' or os.abort()")
+    (tmp_path / "train.py").write_text(source)
+    command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2"]
+    own = [sys.executable, "-m", "amp_audit", "--format", "json", "-o", "report.json", "train.py"]
+    result = subprocess.run(
+        [*command, *own],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode != 0
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["exit_code"] in (1, 3) and data["trace"]["ranks"] == [0, 1]
     assert "confirmed" in {f["verdict"] for f in data["findings"] if f["rule"] == "AMP202"}
 
 

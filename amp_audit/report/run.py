@@ -51,7 +51,7 @@ def _story(run: Summary, program: Program | None) -> Iterator[str]:
     else:
         ends = {
             "stopped": f"stopped by amp-audit after {plural(run.steps, 'step')}",
-            "finished": f"ran to its end, {plural(run.steps, 'step')}",
+            "finished": f"ran to its end, {_watched(run)}",
             "failed": f"failed after {plural(run.steps, 'step')}",
             "interrupted": f"interrupted after {plural(run.steps, 'step')}",
             "killed": f"{_cut_off(program)} after {plural(run.steps, 'recorded step')}",
@@ -64,6 +64,12 @@ def _story(run: Summary, program: Program | None) -> Iterator[str]:
     yield f"{where}; {regions}" if run.observed else where
     if len(run.ranks) > 1 or head.world_size > 1:
         yield f"ranks {ranges(run.ranks)} of {head.world_size}"
+
+
+def _watched(run: Summary) -> str:
+    """Where the steps asked for were all seen, the program may have run on (``--continue``)."""
+    steps = plural(run.steps, "step")
+    return f"watched for the {steps} asked for" if run.steps == run.header.steps else steps
 
 
 def _cut_off(program: Program | None) -> str:

@@ -7,6 +7,7 @@ step), unless a debugger or a coverage tool has one already.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -28,6 +29,7 @@ class Watch:
         self._known: dict[int, set[int] | None] = {}
         self._kept: list[CodeType] = []  # so that an id in _known stays that of its code
         self._directory = os.getcwd()
+        self._tool: int | None = None
 
     def lines_of(self, code: CodeType) -> set[int] | None:
         """Where to note reached lines of ``code``, or None when it is not watched."""
@@ -72,6 +74,16 @@ class Watch:
             for frame in _stack():
                 frame.f_trace = self._call(frame, "call", None)
 
+    def stop(self) -> None:
+        """Watch nothing any more: an interpreter that is shutting down takes the modules away that we stand on."""
+        if self._tool is not None:
+            sys.monitoring.free_tool_id(self._tool)  # type: ignore[attr-defined,unused-ignore]
+            self._tool = None
+        if sys.gettrace() == self._call:
+            sys.settrace(None)
+        if threading.gettrace() == self._call:
+            threading.settrace(None)
+
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         lines = self.lines_of(frame.f_code)
         return None if lines is None else _noting(lines)
@@ -83,6 +95,7 @@ class Watch:
             self.why_not = "which lines were reached: sys.monitoring is in use"
             return
         monitoring.use_tool_id(tool, "amp-audit")
+        self._tool = tool
         events = monitoring.events
 
         def started(code: CodeType, offset: int) -> Any:
@@ -130,3 +143,4 @@ def start(ranges: Ranges) -> None:
         current = Watch(ranges)
         if ranges:
             current.start()
+            atexit.register(current.stop)

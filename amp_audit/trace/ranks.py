@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from pathlib import Path
 
 PATIENCE = 30.0
 """Seconds that a rank which has ended waits for the others."""
+
+HASTE = 5.0
+"""Seconds that it waits when the launcher ends all ranks: torchrun kills them 30 s after it has told them to end."""
 
 _POLL = 0.1
 
@@ -52,10 +56,13 @@ class Departure:
     missing: tuple[int, ...] = ()
 
 
-def leave(folder: Path, member: Member, patience: float = PATIENCE) -> Departure:
+def leave(
+    folder: Path, member: Member, patience: float = PATIENCE, hurry: threading.Event | None = None, haste: float = HASTE
+) -> Departure:
     """Say in ``folder`` that this rank has ended, and wait for the others. Exactly one rank is told to report.
 
-    That is the last to leave or, when some rank does not leave within ``patience`` seconds, the first to give up.
+    That is the last to leave or, when some rank does not leave within ``patience`` seconds (``haste`` seconds from
+    when ``hurry`` is set), the first to give up.
     Marks of other runs in the same folder do not count. Raises ``OSError`` when the folder cannot be written.
     """
     _mark(folder, member, member.rank).touch()
@@ -63,6 +70,8 @@ def leave(folder: Path, member: Member, patience: float = PATIENCE) -> Departure
     while (missing := _missing(folder, member)) and time.monotonic() < until:
         if _claim(member, folder).exists():
             return Departure(reports=False)
+        if hurry is not None and hurry.is_set():
+            until, hurry = min(until, time.monotonic() + haste), None
         time.sleep(_POLL)
     try:
         os.close(os.open(_claim(member, folder), os.O_CREAT | os.O_EXCL | os.O_WRONLY))

@@ -185,6 +185,15 @@ def test_a_program_that_never_trained_is_not_called_clean_of_numbers(monkeypatch
     assert "watched" not in text.splitlines()[-1]
 
 
+def test_a_program_that_ran_on_is_not_said_to_have_had_so_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def story(asked: int | None) -> str:
+        trace = samples.trace(header=samples.header(steps=asked), end=End("finished", None, 3))
+        return shown(samples.report(summary=summarize([trace]), program=Program(0)), monkeypatch)
+
+    assert "ran to its end, watched for the 3 steps asked for\n" in story(3)
+    assert "ran to its end, 3 steps\n" in story(20) and "ran to its end, 3 steps\n" in story(None)
+
+
 def test_the_last_line_tells_that_the_program_failed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for ended, words in ((Program(3), "ended with exit code 3"), (Program(None, 15), "was killed by signal 15")):
         for findings in ((), (samples.clip(),)):

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,15 @@ def test_the_last_rank_to_leave_reports_and_only_that_one(tmp_path: Path) -> Non
         thread.join()
     assert sorted(departure.reports for departure in left) == [False, False, False, True]
     assert {departure.missing for departure in left} == {()}
+
+
+def test_a_launcher_that_ends_all_ranks_is_not_kept_waiting(tmp_path: Path) -> None:
+    hurry = threading.Event()
+    threading.Timer(0.2, hurry.set).start()
+    began = time.monotonic()
+    left = ranks.leave(tmp_path, ranks.Member(0, 2, "run"), patience=60, hurry=hurry, haste=0.3)
+    assert left == ranks.Departure(reports=True, missing=(1,))
+    assert 0.4 < time.monotonic() - began < 20
 
 
 def test_a_rank_that_never_leaves_is_named(tmp_path: Path) -> None:
