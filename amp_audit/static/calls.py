@@ -27,6 +27,8 @@ from amp_audit.static.values import (
     Table,
     Type,
     Value,
+    label,
+    tag,
 )
 from amp_audit.static.world import Frame, Place, World, merge, short
 
@@ -219,7 +221,7 @@ class Caller(Evaluator):
             if name in named:
                 world.heap[(instance.id, name)] = named[name]
             elif "**" in named:
-                world.heap[(instance.id, name)] = Symbol(short(f"{instance.id!r}.{name}"), name)
+                world.heap[(instance.id, name)] = Symbol(short(f"{label(instance.id)}.{name}"), name)
 
     def _call_instance(
         self, instance: Instance, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
@@ -251,7 +253,7 @@ def _field(statement: ir.Stmt) -> list[str]:
 
 def parameter(func: Func, name: str) -> Symbol:
     """What an argument is when nobody who passes it is known."""
-    return Symbol(f"{func.module.path}:{func.function.qualname}({name})", name, param=True)
+    return Symbol(f"{tag(func.module.path)}:{func.function.qualname}({name})", name, param=True)
 
 
 def _merge_results(results: Results) -> Results:

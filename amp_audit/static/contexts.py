@@ -13,6 +13,7 @@ from amp_audit.static.ducks import Ducks
 from amp_audit.static.flows import FROZEN, UNCACHED, computed_in, known, owners_of, together, with_children
 from amp_audit.static.hot import dotted
 from amp_audit.static.values import (
+    GRADIENT,
     NONE,
     External,
     Func,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     pass
 
 NO_GRAD_NAMES = frozenset({"torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad"})
-_FACTS_OF_TENSORS = frozenset({"shape", "device", "dtype", "grad", "ndim", "requires_grad", "is_cuda"})
+_FACTS_OF_TENSORS = frozenset({"shape", "device", "dtype", "ndim", "requires_grad", "is_cuda"})
 
 
 class Contexts(Ducks):
@@ -91,6 +92,8 @@ class Contexts(Ducks):
     # Attributes
 
     def get_attribute(self, base: Value, name: str, world: World) -> Value:
+        if isinstance(base, Tensor) and name == "grad":
+            return GRADIENT
         if isinstance(base, Tensor) and name in _FACTS_OF_TENSORS:
             return Symbol(f"tensor.{name}", volatile=True)
         if isinstance(base, Tensor) and name == "data":
@@ -125,8 +128,7 @@ class Contexts(Ducks):
             return Tensor() if world.no_grad else together(fed, region_dtype(world.state))
         values = (*args, *named.values())
         volatile = any(map(is_volatile, values))
-        name = key_of(callee) if not isinstance(callee, Func) else f"{callee.module.path}:{callee.function.qualname}"
-        key = short(f"{name}({','.join(map(key_of, values))})")
+        key = short(f"{key_of(callee)}({','.join(map(key_of, values))})")
         if isinstance(callee, (External, Func)) or volatile or not isinstance(callee, Symbol):
             return Symbol(key, "", volatile)
         return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))

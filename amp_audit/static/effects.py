@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amp_audit.static import ir
+from amp_audit.static.ducks import SCALER_NAME
 from amp_audit.static.library import SCALERS, Library
 from amp_audit.static.values import (
     NONE,
@@ -47,10 +48,15 @@ class Effects(Library):
     ) -> Results | None:
         """Project classes that are what their library base is: optimizers, schedulers, plain sub-classed scalers."""
         project = self.walker.project
-        if project.is_subclass(ref, "torch.optim.Optimizer"):
+        if project.is_subclass(ref, "torch.optim.Optimizer") and not self._steps_through_scaler(ref):
             return [(self._new_optimizer(node, args, named, world, closure=False), world)]
         if any(project.is_subclass(ref, name) for name in SCALERS):
             return self._new_scaler(node, named.get("enabled", Literal.of(True)), world)
         if project.is_subclass(ref, "torch.autograd.Function"):
             return [(self.result(Type(ref), node, args, named, world), world)]
         return None
+
+    def _steps_through_scaler(self, ref: ClassRef) -> bool:
+        """Whether a class is an optimizer by name only and hands its steps to a scaler, as Accelerate's does."""
+        step = self.walker.project.methods(ref).get("step")
+        return step is not None and any(map(SCALER_NAME.search, step[1].words))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,9 @@ from amp_audit import events
 from amp_audit.hazards import Happened, Hazard, Watch
 from amp_audit.static import ir, project
 from amp_audit.static.algebra import combine, comparison, display, merged, subscript, unary, with_item
-from amp_audit.static.hot import Heat, dotted, methods_by_name
+from amp_audit.static.hot import Heat, dotted
 from amp_audit.static.values import (
+    GRADIENT,
     NONE,
     Condition,
     External,
@@ -31,6 +32,8 @@ from amp_audit.static.values import (
     Value,
     is_volatile,
     key_of,
+    label,
+    tag,
 )
 from amp_audit.static.world import Frame, Place, World, short, split
 
@@ -56,7 +59,6 @@ class Evaluator(abc.ABC):
         self.hazards: list[Hazard[Place]] = []
         self.happened = Happened()
         self._yielding: list[Callable[[World], list[World]]] = []
-        self._ducks: dict[str, Mapping[str, frozenset[str]]] = {}
 
     @abc.abstractmethod
     def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
@@ -65,13 +67,6 @@ class Evaluator(abc.ABC):
     @abc.abstractmethod
     def evaluate_call(self, node: ir.Call, world: World) -> Results:
         """The value of a call, and what it does."""
-
-    def ducks(self, module: ir.Module) -> Mapping[str, frozenset[str]]:
-        """By dotted name: the methods that a module's code calls on it."""
-        found = self._ducks.get(module.path)
-        if found is None:
-            found = self._ducks[module.path] = methods_by_name(module)
-        return found
 
     # Events
 
@@ -145,15 +140,15 @@ class Evaluator(abc.ABC):
             return self.bound(_prefer(binding), world, name)
         if isinstance(binding, project.ValueRef):
             return self._module_value(binding, world, name)
-        return Symbol(f"{world.frame.module.path}:{name}", name)
+        return Symbol(f"{tag(world.frame.module.path)}:{name}", name)
 
     def _module_value(self, binding: project.ValueRef, world: World, name: str) -> Value:
         """A variable of a module whose own code has not been walked on this path."""
         key = (binding.module.path, f"={binding.expr.at}")
         if key not in world.globals:
-            world.globals[key] = Symbol(f"{binding.module.path}:{name}", name)
+            world.globals[key] = Symbol(f"{tag(binding.module.path)}:{name}", name)
             value = self.once(binding.module, binding.expr, world)
-            world.globals[key] = setting(named(value, name), f"{binding.module.path}:{name}", name)
+            world.globals[key] = setting(named(value, name), f"{tag(binding.module.path)}:{name}", name)
         return world.globals[key]
 
     def once(self, module: ir.Module, expr: ir.Expr, world: World) -> Value:
@@ -164,7 +159,7 @@ class Evaluator(abc.ABC):
         world.stamp = stamp
         world.frames.pop()
         same = len(results) == 1 and results[0][1] is world
-        return results[0][0] if same else Symbol(f"{module.path}:{expr.at}")
+        return results[0][0] if same else Symbol(f"{tag(module.path)}:{expr.at}")
 
     # Expressions
 
@@ -212,6 +207,8 @@ class Evaluator(abc.ABC):
             held = world.heap.get((base.key, name))
             if held is not None:
                 return [(held, world)]
+            if name == "grad" and base.volatile:
+                return [(GRADIENT, world)]
             key, shown = short(f"{base.key}.{name}"), f"{base.text}.{name}" if base.text else text
             return [(Symbol(key, shown, base.volatile, base.param), world)]
         return [(self.effects.get_attribute(base, name, world), world)]
@@ -241,7 +238,7 @@ class Evaluator(abc.ABC):
                 return [(base, world)]
             if base.model:
                 return [(Method(base, name), world)]
-            return [(Symbol(short(f"{base.id!r}.{name}"), text), world)]
+            return [(Symbol(short(f"{label(base.id)}.{name}"), text), world)]
         return [(Method(base, name) if isinstance(base, Super) else Symbol(f"{text}#{at}", text), world)]
 
     def _class_member(self, cls: project.ClassRef, name: str, above: bool) -> project.Binding | None:
@@ -283,7 +280,8 @@ class Evaluator(abc.ABC):
         results: Results = []
         for values, after in self._each(nodes, world):
             if len(node.rest) == 1:
-                results.append((comparison(node.rest[0][0], values[0], values[1]), after))
+                left = GRADIENT if _asks_for_gradient(node.left) and _trained(after) else values[0]
+                results.append((comparison(node.rest[0][0], left, values[1]), after))
             else:
                 text = " ".join(key_of(value) for value in values)
                 results.append((Condition(short(f"chain {text}"), volatile=any(map(is_volatile, values))), after))
@@ -339,6 +337,8 @@ class Evaluator(abc.ABC):
                     results.append((Parameters(frozenset(owners)), after))
                 elif isinstance(element, Tensor):
                     results.append((element, after))
+                elif isinstance(element, Literal) and not any(tests for _, _, tests in node.loops):
+                    results.append((Method(element, "each"), after))
                 else:
                     results.append(
                         (Symbol(short(f"[{key_of(element)} {node.at}]"), volatile=is_volatile(element)), after)
@@ -440,6 +440,15 @@ def _as_tensor(value: Value) -> Value:
     return value
 
 
+def _asks_for_gradient(node: ir.Expr) -> bool:
+    return isinstance(node, ir.Attr) and node.name == "grad"
+
+
+def _trained(world: World) -> bool:
+    """Whether a backward has left gradients: code that asks whether there are any finds them, then."""
+    return any(held.value not in ("none", "unknown") for _, held in world.state.owners)
+
+
 def counter(key: str, number: int, world: World) -> Symbol:
     """A loop counter from 0. Of the first round it is decided that it is 0, all else about it is open."""
     symbol = Symbol(short(f"{key}[{number}]"), "", True)
@@ -457,7 +466,7 @@ def setting(value: Value, key: str, name: str) -> Value:
 
 
 def fresh(node: ir.Expr, world: World) -> Symbol:
-    return Symbol(f"{world.frame.module.path}:{node.at}", volatile=True)
+    return Symbol(f"{tag(world.frame.module.path)}:{node.at}", volatile=True)
 
 
 def _property(function: ir.Function) -> bool:

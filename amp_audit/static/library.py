@@ -83,7 +83,7 @@ class Library(Methods):
         if name in SCALERS:
             return self._new_scaler(node, argument(args, named, "enabled", _ENABLED_AT.get(name)), world)
         if name in AUTOCASTS:
-            return self._new_region(name, args, named, world)
+            return self._new_region(name, node, args, named, world)
         if name in NO_GRAD_NAMES:
             if args and isinstance(args[0], Func):
                 return [(args[0], world)]
@@ -159,6 +159,8 @@ class Library(Methods):
             return found[0][0] if len(found) == 1 else None
         if name == "bool" and len(args) == 1:
             return args[0]
+        if name in ("any", "all") and isinstance(last, Method) and last.name == "each":
+            return last.base
         return None
 
     def _new_scaler(self, node: ir.Call, enabled: Value | None, world: World) -> Results:
@@ -171,7 +173,12 @@ class Library(Methods):
             results.append((scaler, after))
         return results
 
-    def _new_region(self, name: str, args: list[Value], named: dict[str, Value], world: World) -> Results:
+    def _new_region(
+        self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        """An autocast object. The CPU's default dtype counts only where the call itself says CPU: where a variable
+        does, it is the fallback of a program that is written for another device.
+        """
         device = AUTOCASTS[name]
         if device is None:
             given = argument(args, named, "device_type", 0)
@@ -179,7 +186,8 @@ class Library(Methods):
         enabled = argument(args, named, "enabled", 2 if AUTOCASTS[name] is None else 0)
         dtype = argument(args, named, "dtype", 1)
         cache = argument(args, named, "cache_enabled", 3 if AUTOCASTS[name] is None else 2)
-        word = dtype_of(dtype) if dtype not in (None, NONE) else DEFAULT_DTYPES.get(device or "")
+        default = None if device == "cpu" and not _says_cpu(name, node) else DEFAULT_DTYPES.get(device or "")
+        word = dtype_of(dtype) if dtype not in (None, NONE) else default
         cached = not (isinstance(cache, Literal) and cache.value is False)
         return [
             (Region(device, word, live, cached), after)
@@ -201,6 +209,11 @@ class Library(Methods):
         kind = Kind.GRAD_READ if endless else Kind.CLIP
         self.walker.emit(world, Event(kind, owners=known(owners_of(parameters))), node.at)
         return [(Symbol("norm", "", True), world)]
+
+
+def _says_cpu(name: str, node: ir.Call) -> bool:
+    written = (arg.value for arg in node.args if arg.keyword in (None, "device_type"))
+    return AUTOCASTS[name] == "cpu" or isinstance(next(written, None), ir.Const)
 
 
 def limit_of(args: list[Value], named: dict[str, Value]) -> Value | None:

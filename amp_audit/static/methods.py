@@ -34,6 +34,7 @@ from amp_audit.static.values import (
     Value,
     inside,
     key_of,
+    label,
 )
 from amp_audit.static.world import World, short
 
@@ -103,7 +104,7 @@ class Methods(Contexts):
             self.walker.emit(world, Event(Kind.LOAD, scaler=scaler.id, contents=frozenset({"scaler"})), node.at)
         elif name in ("backward", "__call__"):  # no such method: the scaled loss was meant
             self.walker.emit(world, Event(Kind.BACKWARD, scaled=None), node.at)
-        return [(Symbol(short(f"{scaler.id!r}.{name}()"), "", True), world)]
+        return [(Symbol(short(f"{label(scaler.id)}.{name}()"), "", True), world)]
 
     def _scale(self, scaler: Hashable, enabled: bool, value: Value, node: ir.Call, world: World) -> Value:
         if not enabled:
@@ -174,7 +175,7 @@ class Methods(Contexts):
             self.walker.emit(world, Event(Kind.BACKWARD, scaled=None), node.at)
         if name == "state_dict":
             return [(StateDict("optimizer"), world)]
-        return [(Symbol(short(f"{optimizer!r}.{name}()"), "", True), world)]
+        return [(Symbol(short(f"{label(optimizer)}.{name}()"), "", True), world)]
 
     def _plain_step(
         self, optimizer: Hashable, node: ir.Call, args: list[Value], named: dict[str, Value], world: World

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -121,6 +123,10 @@ class Tensor:
     scaled: Hashable = None
     doubt: bool = False
     leaf: bool = False
+
+
+GRADIENT = Tensor(doubt=True)
+"""A gradient used as a value: it may carry the scale, and so may what is computed from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +251,19 @@ def inside(value: Value) -> Iterator[Value]:
             yield from inside(item)
 
 
+@functools.cache
+def tag(path: str) -> str:
+    """A file in a key: its path would make keys, and what becomes of long ones, depend on where a project lies."""
+    return hashlib.blake2b(path.encode(errors="surrogateescape"), digest_size=6).hexdigest()
+
+
+def label(identity: Hashable) -> str:
+    """The identity of something that was built at a place, in a key."""
+    if isinstance(identity, tuple):
+        return f"({','.join(tag(each) if isinstance(each, str) else label(each) for each in identity)})"
+    return str(identity)
+
+
 def key_of(value: Value) -> str:
     """A text that identifies a value for the sake of conditions."""
     if isinstance(value, Symbol):
@@ -256,7 +275,9 @@ def key_of(value: Value) -> str:
     if isinstance(value, Condition):
         return f"not {value.key}" if value.negated else value.key
     if isinstance(value, (Scaler, Optimizer, Instance)):
-        return f"{type(value).__name__}{value.id!r}"
+        return f"{type(value).__name__}{label(value.id)}"
+    if isinstance(value, Func):
+        return f"{tag(value.module.path)}:{value.function.qualname}"
     if isinstance(value, Method):
         return f"{key_of(value.base)}.{value.name}"
     return type(value).__name__

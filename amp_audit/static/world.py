@@ -45,7 +45,7 @@ Place = tuple[str, int]
 """A module's path and an ordinal in it."""
 
 MAX_WORLDS = 64
-_LONG_KEY = 120
+_LONG_KEY = 240
 _ALWAYS_TRUE = (Scaler, Optimizer, Scheduler, Region, Instance, Func, Type, Package, External, StateDict, Parameters)
 
 

@@ -482,3 +482,120 @@ for x, y in [(1, 2)]:
     assert rules(source) == set()
     missing = source.replace(f"    {UNSCALE}\n", "")
     assert rules(missing) == {"AMP202"}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "any(p.grad is not None for p in group)",
+        "any(any(p.grad is not None for p in g['params']) for g in optimizer.param_groups)",
+        "not all(p.grad is None for p in group)",
+    ],
+)
+def test_after_a_backward_there_are_gradients(asked: str) -> None:
+    source = (
+        BASE
+        + LOOP
+        + f"""
+    for group, optimizer in split(model):
+        if {asked}:
+            scaler.step(optimizer)
+    scaler.update()
+"""
+    )
+    assert rules(source) == set()
+    assert rules(source.replace(asked, "flag")) == {"AMP206"}
+
+
+def test_whose_gradients_were_unscaled_is_not_known_of_several_unknown_optimizers() -> None:
+    source = (
+        BASE
+        + LOOP
+        + """
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+"""
+    )
+    assert rules(source.replace("optimizer = torch", "optimizers = build(model); optimizer = torch")) == set()
+
+
+def test_a_loss_made_of_gradients_may_carry_their_scale() -> None:
+    source = (
+        BASE
+        + """
+for x, y in loader:
+    optimizer.zero_grad()
+    with torch.autocast("cuda"):
+        representation = model(x).detach().requires_grad_()
+        loss = nn.functional.mse_loss(representation, y)
+    scaler.scale(loss).backward()
+    with torch.autocast("cuda"):
+        surrogate = torch.dot(model(x).flatten(), GRADIENT)
+    surrogate.backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+    )
+    assert rules(source.replace("GRADIENT", "representation.grad.flatten()")) == set()
+    assert rules(source.replace("GRADIENT", "y.flatten()")) == {"AMP204"}
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [("self.scaler.step(self.optimizer, closure)", set()), ("self.optimizer.step(closure)", {"AMP203", "AMP206"})],
+)
+def test_an_optimizer_class_that_hands_its_step_to_a_scaler_is_followed(step: str, expected: set[str]) -> None:
+    source = f"""
+import torch
+from torch import nn
+
+class Wrapped(torch.optim.Optimizer):
+    def __init__(self, optimizer, scaler):
+        self.optimizer, self.scaler = optimizer, scaler
+
+    def step(self, closure=None):
+        {step}
+        self.scaler.update()
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+model = nn.Linear(4, 2)
+scaler = torch.amp.GradScaler("cuda")
+optimizer = Wrapped(torch.optim.SGD(model.parameters(), lr=0.1), scaler)
+for x, y in [(1, 2)]:
+    optimizer.zero_grad()
+    with torch.autocast("cuda"):
+        loss = nn.functional.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+    optimizer.step()
+"""
+    assert rules(source) == expected
+
+
+@pytest.mark.parametrize(
+    ("region", "expected"),
+    [
+        ('torch.autocast("cpu")', {"AMP213"}),
+        ('torch.autocast("cpu" if device == "mps" else device)', set()),
+        ("torch.autocast(device, dtype=torch.bfloat16)", {"AMP213"}),
+    ],
+)
+def test_the_default_dtype_of_a_fallback_device_says_nothing(region: str, expected: set[str]) -> None:
+    source = in_loop(STEP, UPDATE).replace('torch.autocast("cuda")', region)
+    assert rules(source.replace("model = nn", "device = pick()\nmodel = nn")) == expected
+
+
+@pytest.mark.parametrize("missing", [STEP, UPDATE])
+def test_how_deep_a_project_lies_changes_nothing(missing: str) -> None:
+    body = textwrap.indent(f"{LOOP}    {STEP}\n    {UPDATE}\n".replace(missing, "pass"), "    ")
+    source = f"import torch\nfrom torch import nn\ndef train_one_epoch(model, optimizer, scaler, loader):\n{body}"
+    told = []
+    for folder in ("/project", "/home/somebody/" + "a_rather_long_folder_name/" * 9):
+        raw, _ = paths.find(Project([lowering.lower(f"{folder}/main.py", source)], Path(folder)), rulebook.load())
+        told.append([(f.rule.id, f.at, f.confidence) for f in raw])
+    assert told[0] and told[0] == told[1]
