@@ -28,7 +28,9 @@ class Ducks:
         self.stepped: set[str] = set()  # keys of symbols that a scaler stepped: optimizers
 
     def methods_used(self, symbol: Symbol, world: World) -> frozenset[str]:
-        return self.walker.ducks(world.frame.module).get(symbol.text, frozenset()) if symbol.text else frozenset()
+        if not symbol.text:
+            return frozenset()
+        return self.walker.heat.methods(world.frame.module).get(symbol.text, frozenset())
 
     def is_scaler(self, symbol: Symbol, world: World) -> bool:
         used = self.methods_used(symbol, world)

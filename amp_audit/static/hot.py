@@ -68,6 +68,18 @@ class Heat:
         self._calm = {id(f) for f in functions if id(f) in self._hot and not _makes_events(spoken[id(f)])}
         self._memo: dict[int, tuple[object, bool, bool]] = {}
         self._deciding: dict[int, frozenset[str]] = {}
+        self._methods: dict[str, Mapping[str, frozenset[str]]] = {}
+
+    def methods(self, module: ir.Module) -> Mapping[str, frozenset[str]]:
+        """By dotted name: the methods that a module's code calls on it."""
+        found = self._methods.get(module.path)
+        if found is None:
+            found = self._methods[module.path] = methods_by_name(module)
+        return found
+
+    def itself(self, function: ir.Function) -> bool:
+        """Whether a function can make an event without those it calls."""
+        return vocabulary(function).is_hot()
 
     def function(self, function: ir.Function) -> bool:
         if function.name == "<lambda>":

@@ -11,7 +11,7 @@ from amp_audit.hazards import Happened, Hazard, Watch, give_way, standing
 from amp_audit.model import Confidence
 from amp_audit.protocol import forget
 from amp_audit.rulebook import Rulebook
-from amp_audit.static import ir
+from amp_audit.static import ir, walk
 from amp_audit.static.calls import parameter
 from amp_audit.static.hot import Heat, definitions
 from amp_audit.static.project import ClassRef, Project
@@ -40,6 +40,8 @@ class Survey:
     entries: list[Entry] = field(default_factory=list)
     followed: set[tuple[str, int]] = field(default_factory=set)
     visits: Counter[tuple[str, int]] = field(default_factory=Counter)
+    fuel: int = walk.PROJECT_FUEL
+    left_out: int = 0
 
 
 def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]:
@@ -49,19 +51,32 @@ def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]
     watch: Watch[Place] = Watch(book, "static")
     survey = Survey()
     bases = {module.path: _walk_module(module, project, watch, heat, survey) for module in modules}
-    for module in modules:
-        for function, cls in _orphans(module, heat):
-            if (module.path, function.at) not in survey.followed:
-                _walk_orphan(module, function, cls, bases[module.path], project, watch, heat, survey)
+    orphans = [(module, function, cls) for module in modules for function, cls in _orphans(module, heat)]
+    for module, function, cls in sorted(orphans, key=lambda orphan: not heat.itself(orphan[1])):
+        if (module.path, function.at) in survey.followed:
+            continue
+        if survey.fuel <= 0:
+            survey.left_out += 1
+            continue
+        _walk_orphan(module, function, cls, bases[module.path], project, watch, heat, survey)
     notes = [entry.exhausted for entry in survey.entries if entry.exhausted]
+    if survey.left_out:
+        notes.append(f"{survey.left_out} functions were not walked: the project has too many paths")
     return list(_findings(survey.entries)), notes
+
+
+def _walker(project: Project, watch: Watch[Place], heat: Heat, module: ir.Module, survey: Survey) -> Walker:
+    walker = Walker(project, watch, heat, module.path, survey.visits)
+    walker.fuel = max(0, min(walk.FUEL, survey.fuel))
+    survey.fuel -= walker.fuel
+    return walker
 
 
 def _walk_module(module: ir.Module, project: Project, watch: Watch[Place], heat: Heat, survey: Survey) -> World:
     """Run a module's own code as a script; returns what its names hold in the end."""
     world = World([Frame(module)])
     world.globals[(module.path, "__name__")] = Literal.of("__main__")
-    walker = Walker(project, watch, heat, module.path, survey.visits)
+    walker = _walker(project, watch, heat, module, survey)
     ends = [world]
     exhausted = None
     try:
@@ -85,7 +100,7 @@ def _walk_orphan(
     survey: Survey,
 ) -> None:
     """Walk a function that nothing in the project calls, with unknown arguments and nothing known of gradients."""
-    walker = Walker(project, watch, heat, module.path, survey.visits)
+    walker = _walker(project, watch, heat, module, survey)
     start = base.fork()
     start.state, start.trail, start.flags, start.frames = (
         replace(forget(base.state), regions=()),
@@ -146,6 +161,7 @@ def _orphans(module: ir.Module, heat: Heat) -> list[tuple[ir.Function, ClassRef 
 
 def _keep(walker: Walker, path: str, survey: Survey, exhausted: str | None) -> None:
     paths = {path, *(followed for followed, _ in walker.followed)}
+    survey.fuel += max(0, walker.fuel)
     if exhausted is None:
         survey.followed |= walker.followed
     survey.entries.append(Entry(walker.hazards, walker.happened, paths, exhausted))

@@ -20,6 +20,11 @@ from amp_audit.static.values import NONE, Condition, External, Func, Symbol, Typ
 from amp_audit.static.world import Place, World, merge, settle_volatile, short, split
 
 FUEL = 25_000
+"""Statements walked for one entry."""
+
+PROJECT_FUEL = 400_000
+"""Statements walked for all entries of a project: about half a minute."""
+
 _DEAD = "builtins.exit"
 
 
