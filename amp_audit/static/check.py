@@ -17,7 +17,7 @@ from amp_audit.static.loading import lower_all
 from amp_audit.static.position import LoweringError
 from amp_audit.static.project import Project
 from amp_audit.static.raw import RawFinding
-from amp_audit.static.selection import Selection, root_of, select, triggers
+from amp_audit.static.selection import Selection, local_imports, root_of, select, triggers
 from amp_audit.static.sources import STDIN, Source, Unreadable, decode, find
 
 
@@ -49,6 +49,8 @@ def check(given: Sequence[str | Path], book: Rulebook, options: Options | None =
     """
     chosen = options or Options()
     files = find(given, chosen.excluded)
+    if chosen.follow:
+        files = list(dict.fromkeys([*files, *(imported for path in files for imported in local_imports(path))]))
     searched = [os.path.abspath(path) for path in given if os.path.isdir(path)]
     return with_deep_stack(lambda: _check(_by_root(files, searched), book, chosen))
 
@@ -152,7 +154,7 @@ class _Outcome:
         found = []
         for name, detector in _DETECTORS.items():
             try:
-                found.append(detector(project, self.book, self.notes))
+                found.append(detector(project, self.book, self))
             except Exception:
                 self.failed.add(f"{self.selection.root} ({name})")
                 self.notes.append(_internal(name, self.selection.root))
@@ -165,23 +167,24 @@ def _internal(detector: str, root: str) -> str:
     return f"internal error in the {detector} of {root}: {lines[-1]} ({place}); please report it"
 
 
-def _patterns(project: Project, book: Rulebook, notes: list[str]) -> list[RawFinding]:
+def _patterns(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
     found, failures = patterns.find(project, book)
-    notes += failures
+    outcome.notes += failures
+    outcome.failed.update(failures)
     return found
 
 
-def _paths(project: Project, book: Rulebook, notes: list[str]) -> list[RawFinding]:
+def _paths(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
     found, unfinished = paths.find(project, book)
-    notes += unfinished
+    outcome.notes += unfinished
     return found
 
 
-def _dtypes(project: Project, book: Rulebook, notes: list[str]) -> list[RawFinding]:
+def _dtypes(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
     return dtypes.find(project, book)
 
 
-_DETECTORS: dict[str, Callable[[Project, Rulebook, list[str]], list[RawFinding]]] = {
+_DETECTORS: dict[str, Callable[[Project, Rulebook, _Outcome], list[RawFinding]]] = {
     "patterns": _patterns,
     "paths": _paths,
     "dtypes": _dtypes,

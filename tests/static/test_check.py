@@ -165,6 +165,12 @@ def test_findings_in_imported_files_count_only_when_asked_for(tmp_path: Path) ->
     assert found.location is not None and os.path.basename(found.location.path) == "engine.py"
 
 
+def test_a_program_that_says_nothing_itself_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text(CLIP)
+    found = only(run(tmp_path / "main.py", "import engine\nengine.train([])\n", follow=True))
+    assert found.location is not None and os.path.basename(found.location.path) == "engine.py"
+
+
 def test_two_checkouts_do_not_see_each_other(tmp_path: Path) -> None:
     for name, source in {"one": "from tools import GradScaler\ns = GradScaler()\n", "two": ""}.items():
         (tmp_path / name / ".git").mkdir(parents=True)
