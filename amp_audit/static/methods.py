@@ -141,7 +141,7 @@ class Methods(Contexts):
         event = Event(Kind.STEP, scaler=scaler, optimizer=optimizer, via=Via.SCALER)
         if not enabled:
             event = replace(event, scaler=None, via=Via.PLAIN)
-        return self._step_with(closure, event, node, world)
+        return self._step_with(closure, args[2:], event, node, world)
 
     def _follow_step(
         self, target: Instance, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
@@ -181,13 +181,18 @@ class Methods(Contexts):
         self, optimizer: Hashable, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Results:
         closure = args[0] if args else named.get("closure")
-        return self._step_with(closure, Event(Kind.STEP, optimizer=optimizer, via=Via.PLAIN), node, world)
+        return self._step_with(closure, args[1:], Event(Kind.STEP, optimizer=optimizer, via=Via.PLAIN), node, world)
 
-    def _step_with(self, closure: Value | None, event: Event, node: ir.Call, world: World) -> Results:
-        """A step, after the closure that computes its gradients, if there is one."""
+    def _step_with(
+        self, closure: Value | None, given: list[Value], event: Event, node: ir.Call, world: World
+    ) -> Results:
+        """A step, after the closure that computes its gradients, if there is one.
+
+        torch calls it without arguments; what else a step is given, as in SAM's, is taken to be passed on to it.
+        """
         worlds = [world]
         if isinstance(closure, Func):
-            worlds = [after for _, after in self.walker.follow(closure, node.at, [], {}, world)]
+            worlds = [after for _, after in self.walker.follow(closure, node.at, given, {}, world)]
         for after in worlds:
             self.walker.emit(after, event, node.at)
         return [(Symbol("stepped", "", True), after) for after in worlds]

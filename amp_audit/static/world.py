@@ -7,7 +7,7 @@ flag that governs several branches takes the same arm in all of them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -45,6 +45,10 @@ Place = tuple[str, int]
 """A module's path and an ordinal in it."""
 
 MAX_WORLDS = 64
+MAX_CASES = 8
+Case = frozenset[tuple[str, bool]]
+"""Conditions that were decided together."""
+
 _LONG_KEY = 240
 _ALWAYS_TRUE = (Scaler, Optimizer, Scheduler, Region, Instance, Func, Type, Package, External, StateDict, Parameters)
 
@@ -74,7 +78,9 @@ class World:
 
     ``stamp`` names the iteration of the loops around, ``no_grad`` counts entered no_grad regions. ``left`` is the last
     early return or continue, with the trail as it was there; ``rounds`` are the trails where each loop's round began.
-    ``dead``: torch has refused a call, and the program with it.
+    ``dead``: torch has refused a call, and the program with it. ``cases``: where paths have met, what each of them had
+    decided; one of these holds (none: nothing is known). Thus ``if a and b`` takes the same arm the next time, though
+    it was false on one path for want of a and on the other for want of b.
     """
 
     frames: list[Frame] = field(default_factory=list)
@@ -88,6 +94,7 @@ class World:
     left: tuple[Place, Trail[Place] | None] | None = None
     rounds: tuple[Trail[Place] | None, ...] = ()
     dead: bool = False
+    cases: tuple[Case, ...] = ()
 
     @property
     def frame(self) -> Frame:
@@ -110,6 +117,7 @@ class World:
             self.left,
             self.rounds,
             self.dead,
+            self.cases,
         )
 
     def standing(self) -> Hashable:
@@ -129,11 +137,18 @@ class World:
     def absorb(self, other: World) -> None:
         """Take in a world that is like this one: what differs becomes either of both."""
         self.state = replace(self.state, ever=self.state.ever | other.state.ever)
-        self.flags = {key: value for key, value in self.flags.items() if other.flags.get(key) is value}
+        common = {key: value for key, value in self.flags.items() if other.flags.get(key) is value}
+        self.cases = simplified({*self._beyond(common), *other._beyond(common)})
+        self.flags = common
         for mine, theirs in zip(self.frames, other.frames):
             blend(mine.env, theirs.env)
         blend(self.heap, other.heap)
         blend(self.globals, other.globals)
+
+    def _beyond(self, common: dict[str, bool]) -> Iterator[Case]:
+        """What this path knows besides what is common."""
+        own = frozenset(item for item in self.flags.items() if item[0] not in common)
+        return (case | own for case in self.cases or (frozenset(),))
 
     def condition_key(self, condition: Condition) -> str:
         return f"{condition.key}@{self.stamp}" if condition.volatile else condition.key
@@ -144,6 +159,8 @@ class World:
         found = self.flags.get(key)
         if found is None:
             found = self._implied(key)
+        if found is None and self.cases:
+            found = self._agreed(key)
         return None if found is None else found is not condition.negated
 
     def _implied(self, key: str) -> bool | None:
@@ -159,8 +176,21 @@ class World:
             return False
         return None
 
+    def _agreed(self, key: str) -> bool | None:
+        """What all cases say of a condition."""
+        for truth in (True, False):
+            if all((key, truth) in case for case in self.cases):
+                return truth
+        return None
+
     def decide(self, condition: Condition, truth: bool) -> None:
-        self.flags[self.condition_key(condition)] = truth is not condition.negated
+        key, value = self.condition_key(condition), truth is not condition.negated
+        self.flags[key] = value
+        if self.cases:
+            self.cases = tuple(case for case in self.cases if (key, not value) not in case)
+            if len(self.cases) == 1:
+                self.flags.update(self.cases[0])
+                self.cases = ()
 
 
 def split(world: World, value: Value) -> list[tuple[bool, World]]:
@@ -219,6 +249,24 @@ def merge(worlds: Iterable[World]) -> list[World]:
     return merged if len(merged) <= MAX_WORLDS else [melt(merged)]
 
 
+def simplified(cases: set[Case]) -> tuple[Case, ...]:
+    """Cases that tell: two that differ in the truth of one condition only are one without it, and what is left open by
+    one of them, or has too many sides, is not known.
+    """
+    while pair := next(_opposed(cases), None):
+        case, item = pair
+        cases = (cases - {case, (case - {item}) | {(item[0], not item[1])}}) | {case - {item}}
+    return tuple(cases) if len(cases) <= MAX_CASES and frozenset() not in cases else ()
+
+
+def _opposed(cases: set[Case]) -> Iterator[tuple[Case, tuple[str, bool]]]:
+    """A case, and a condition in it whose other side stands in an otherwise equal one."""
+    for case in cases:
+        for item in case:
+            if (case - {item}) | {(item[0], not item[1])} in cases:
+                yield case, item
+
+
 def settle_volatile(worlds: list[World], before: frozenset[str]) -> list[World]:
     """At the end of a loop: worlds that differ only in conditions that change from round to round become one.
 
@@ -228,6 +276,8 @@ def settle_volatile(worlds: list[World], before: frozenset[str]) -> list[World]:
     alike: dict[Hashable, list[World]] = {}
     for world in worlds:
         world.flags = {key: value for key, value in world.flags.items() if "@" not in key or key in before}
+        lasting = {frozenset(item for item in case if "@" not in item[0]) for case in world.cases}
+        world.cases = simplified(lasting)
         alike.setdefault(frozenset(world.flags.items()), []).append(world)
     return [group[0] if len(group) == 1 else melt(group) for group in alike.values()]
 
@@ -242,6 +292,7 @@ def melt(worlds: list[World]) -> World:
             mine.env = _shared(mine.env, other.env)
         melted.heap = _shared(melted.heap, world.heap)
         melted.globals = _shared(melted.globals, world.globals)
+        melted.cases = ()
         melted.flags = {key: value for key, value in melted.flags.items() if world.flags.get(key) is value}
     return melted
 

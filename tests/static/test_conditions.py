@@ -1,0 +1,137 @@
+"""What paths remember of the conditions that were decided on them, also where they have met."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp_audit import rulebook
+from amp_audit.static import lowering, paths
+from amp_audit.static.project import Project
+from amp_audit.static.values import Condition
+from amp_audit.static.world import MAX_CASES, Case, World, simplified
+
+HEAD = """
+import torch
+from torch import nn
+
+def train(model, optimizer, loader, args, scaler=None):
+    for step, x in enumerate(loader):
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+"""
+
+
+def rules(body: str) -> set[str]:
+    source = HEAD + textwrap.indent(textwrap.dedent(body), " " * 8)
+    raw, notes = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert notes == []
+    return {found.rule.id for found in raw}
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "args.fp16 and args.scale",
+        "args.fp16 and scaler is not None",
+        "args.fp16 and step >= args.start",
+        "not (args.fp32 or args.bf16)",
+        "args.fp16 and args.scale and not args.debug",
+    ],
+)
+def test_a_compound_condition_takes_the_same_arm_each_time(test: str) -> None:
+    body = f"""
+        if {test}:
+            scaler.scale(loss).backward()
+        else:
+            loss.backward()
+        if args.log:
+            print(loss)
+        if {test}:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if {test}:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+    """
+    assert rules(body) == set()
+    assert "AMP202" in rules(body.replace("scaler.unscale_(optimizer)", "pass"))
+
+
+def test_nested_conditions_take_the_same_arms_each_time() -> None:
+    body = """
+        if args.fp16:
+            if args.scale:
+                scaler.scale(loss).backward()
+            else:
+                loss.backward()
+        else:
+            loss.backward()
+        if args.fp16:
+            if args.scale:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+        else:
+            optimizer.step()
+    """
+    assert rules(body) == set()
+    other = body.replace("if args.scale:\n                scaler.step", "if args.other:\n                scaler.step")
+    assert other != body and rules(other) & {"AMP203", "AMP204"}
+
+
+def test_a_closure_gets_what_else_a_step_is_given() -> None:
+    body = """
+        def closure(x, late):
+            with torch.autocast("cuda"):
+                loss = model(x).mean()
+            if late:
+                loss.backward()
+            else:
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+        closure(x, args.late)
+        if args.late:
+            optimizer.step(closure, x, args.late)
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+    """
+    assert rules(body) == set()
+
+
+CASES = st.sets(
+    st.dictionaries(st.sampled_from("abcd"), st.booleans(), max_size=4).map(lambda case: frozenset(case.items())),
+    min_size=1,
+    max_size=10,
+)
+
+
+@given(CASES)
+def test_simplified_cases_say_the_same_or_nothing(cases: set[Case]) -> None:
+    found = simplified(set(cases))
+    assert len(found) <= MAX_CASES
+    for truths in itertools.product((True, False), repeat=4):
+        whole = frozenset(zip("abcd", truths))
+        before = any(case <= whole for case in cases)
+        assert found == () or before == any(case <= whole for case in found)
+
+
+@given(CASES, st.sampled_from("abcd"), st.booleans())
+def test_a_decision_leaves_the_cases_that_agree(cases: set[Case], key: str, truth: bool) -> None:
+    fitting = [case for case in cases if (key, not truth) not in case]
+    world = World(cases=tuple(cases))
+    world.decide(Condition(key), truth)
+    if len(fitting) == 1:
+        assert world.flags == {**dict(fitting[0]), key: truth} and world.cases == ()
+    else:
+        assert set(world.cases) == set(fitting) and world.flags == {key: truth}
