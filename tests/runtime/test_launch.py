@@ -324,7 +324,7 @@ def test_another_sitecustomize_still_runs(tmp_path: Path) -> None:
     run = audited(
         program(tmp_path, "print(sys.was_here); print([p for p in sys.path if 'bootstrap' in p]); train(1)"),
         tmp_path,
-        environment={"PYTHONPATH": str(site)},
+        environment={"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])},
     )
     assert run.stdout.decode().splitlines()[:2] == [str(site / "sitecustomize.py"), "[]"] and steps(run) == [1]
 
