@@ -356,7 +356,8 @@ def test_a_fault_of_the_tracer_never_reaches_the_program(monkeypatch: pytest.Mon
     with recorded() as result:
         assert (torch.ones(2) + 1).tolist() == [2, 2]
         assert torch.ones(2).exp().numel() == 2
-    assert result.notes == ["tracer failed and was turned off: ZeroDivisionError: ours"]
+    notes = [note for note in result.notes if "torch.compile" not in note]  # another test may have compiled
+    assert notes == ["tracer failed and was turned off: ZeroDivisionError: ours"]
 
 
 def test_higher_order_operators_run() -> None:
