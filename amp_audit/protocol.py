@@ -29,7 +29,8 @@ class Gradients:
     ``value``: none | plain | scaled | mixed | unscaled | unknown. ``consumed``: a step used them and nothing was
     added since. ``cleared``: unspent gradients were thrown away in this iteration. ``rescaled``: the scale changed
     while they still carried the old one. ``assumed``: attributed to this owner without proof. ``dtype``: the
-    low-precision dtype in which the losses were computed. ``scaler``: whose scale they carry.
+    low-precision dtype in which the losses were computed. ``scaler``: whose scale they carry. ``clipped``: clipping in
+    this iteration found none to clip.
     """
 
     value: str = "none"
@@ -39,6 +40,7 @@ class Gradients:
     assumed: bool = False
     dtype: str | None = None
     scaler: Id | None = None
+    clipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ def describe(state: State, owners: Iterable[Id], assumed: bool) -> dict[str, obj
         "gradients": _together({one.value for one in telling}, assumed),
         "consumed": all(one.consumed for one in telling),
         "cleared": all(one.cleared for one in held),
+        "clipped_before": all(one.clipped for one in held),
         "rescaled": any(one.rescaled for one in telling),
         "assumed": assumed or any(one.assumed for one in telling),
         "forward_dtype": dtypes.pop() if len(dtypes) == 1 else None,
@@ -431,6 +434,13 @@ def _touch(state: State, event: Event, facts: dict[str, object]) -> State:
     return state
 
 
+def _clip(state: State, event: Event, facts: dict[str, object]) -> State:
+    owners, assumed = concerned(state, event)
+    facts.update(describe(state, owners, assumed))
+    seen = [owner for owner in owners if get(state.owners, owner) is not None]
+    return _change(state, seen, lambda held: replace(held, clipped=held.value == "none"))
+
+
 def _grad_write(state: State, event: Event, facts: dict[str, object]) -> State:
     """A write by hand may have divided by the scale, or put gradients where there were none."""
     owners, assumed = concerned(state, event)
@@ -472,7 +482,7 @@ def _iteration_end(state: State, event: Event, facts: dict[str, object]) -> Stat
     left = state.left
     for key, _ in fresh:
         left = put(left, key, "early" if event.early else "fell")
-    owners = tuple((name, replace(held, cleared=False)) for name, held in state.owners)
+    owners = tuple((name, replace(held, cleared=False, clipped=False)) for name, held in state.owners)
     return replace(state, owners=owners, left=left)
 
 
@@ -492,7 +502,7 @@ _HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
     Kind.FORWARD: _forward,
     Kind.BACKWARD: _backward,
     Kind.UNSCALE: _unscale,
-    Kind.CLIP: _touch,
+    Kind.CLIP: _clip,
     Kind.GRAD_READ: _touch,
     Kind.GRAD_WRITE: _grad_write,
     Kind.STEP: _step,

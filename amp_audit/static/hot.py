@@ -40,7 +40,7 @@ class Vocabulary:
 
     def is_hot(self) -> bool:
         """Whether the code can produce an event, or a value that events speak of."""
-        if self.called & CALLED or self.words & MENTIONED:
+        if self.called & CALLED or self.words & MENTIONED or ("save" in self.called and "torch" in self.words):
             return True
         if self.called & {"step", "parameters", "state_dict"} and any(map(_OPTIMIZER.search, self.words)):
             return True

@@ -124,6 +124,9 @@ class Library(Methods):
                 return [(found, world)]
         if name == "functools.partial" and args:
             return [(Partial(args[0], tuple(args[1:]), tuple(named.items())), world)]
+        if name == "dataclasses.asdict" and args and isinstance(args[0], Instance):
+            fields = [(key, value) for (owner, key), value in world.heap.items() if owner == args[0].id]
+            return [(Table(tuple(fields)), world)]
         if name in ("contextlib.nullcontext", "contextlib.suppress", "contextlib.ExitStack"):
             return [(External(name), world)]
         if builds_model(name):

@@ -598,3 +598,51 @@ def test_how_deep_a_project_lies_changes_nothing(missing: str, expected: set[str
     for folder in ("/project", "/home/somebody/" + "a_rather_long_folder_name/" * 9):
         raw, _ = paths.find(Project([lowering.lower(f"{folder}/main.py", source)], Path(folder)), rulebook.load())
         assert {found.rule.id for found in raw} == expected
+
+
+def test_clipping_counts_as_too_early_only_when_a_backward_follows() -> None:
+    source = f"""{BASE}
+import sys
+mode = sys.argv[1]
+for x, y in loader:
+    optimizer.zero_grad()
+    with torch.autocast("cuda"):
+        loss = nn.functional.mse_loss(model(x), y)
+    if mode == "plain":
+        loss.backward()
+    elif mode == "scaled":
+        scaler.scale(loss).backward()
+        {UNSCALE}
+    {CLIP}
+    if mode == "scaled":
+        {STEP}
+        {UPDATE}
+    else:
+        optimizer.step()
+"""
+    assert "AMP211" not in rules(source)
+    early = in_loop(STEP, UPDATE).replace("    scaler.scale", f"    {CLIP}\n    scaler.scale")
+    assert found(early) == {("AMP211", "main", line(early, "clip_grad_norm_"))}
+
+
+def test_checkpoints_written_by_a_helper_are_seen() -> None:
+    source = (
+        in_loop(STEP, UPDATE)
+        + """
+import dataclasses
+
+@dataclasses.dataclass
+class Snapshot:
+    model: dict
+    optimizer: dict
+
+def write(state, path):
+    torch.save(state, path)
+
+write(dataclasses.asdict(Snapshot(model.state_dict(), optimizer.state_dict())), "a.pt")
+write({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, "b.pt")
+"""
+    )
+    module = lowering.lower("/project/main.py", source)
+    raw, _ = paths.find(Project([module], Path("/project")), rulebook.load())
+    assert [f.rule.id for f in raw] == ["AMP701"]
