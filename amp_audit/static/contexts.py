@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind
-from amp_audit.protocol import get, region_dtype
+from amp_audit.protocol import forget, get, region_dtype
 from amp_audit.static import ir
 from amp_audit.static.ducks import Ducks
 from amp_audit.static.flows import FROZEN, UNCACHED, computed_in, known, owners_of, together, with_children
@@ -25,8 +25,10 @@ from amp_audit.static.values import (
     Package,
     Parameters,
     Region,
+    Scaler,
     Symbol,
     Tensor,
+    Type,
     Value,
     inside,
     is_volatile,
@@ -123,15 +125,24 @@ class Contexts(Ducks):
 
     def result(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Value:
         """What a call that is not followed gives: a tensor when it is fed tensors or runs under autocast."""
-        fed = [item for value in (*args, *named.values()) for item in inside(value) if isinstance(item, Tensor)]
+        values = (*args, *named.values())
+        given = [item for value in values for item in inside(value)]
+        if not _harmless(callee) and any(self._hands_on(item, world) for item in given):
+            world.state = forget(world.state)
+        fed = [item for item in given if isinstance(item, Tensor)]
         if fed:
             return Tensor() if world.no_grad else together(fed, region_dtype(world.state))
-        values = (*args, *named.values())
         volatile = any(map(is_volatile, values))
         key = short(f"{key_of(callee)}({','.join(map(key_of, values))})")
         if isinstance(callee, (External, Func)) or volatile or not isinstance(callee, Symbol):
             return Symbol(key, "", volatile)
         return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))
+
+    def _hands_on(self, value: Value, world: World) -> bool:
+        """Whether it is a scaler: code out of sight that is given one may step or update with it."""
+        if isinstance(value, Scaler):
+            return value.enabled
+        return isinstance(value, Symbol) and self.is_scaler(value, world)
 
     def output(
         self, model: Instance, given: Value | None, args: list[Value], named: dict[str, Value], world: World
@@ -149,6 +160,13 @@ class Contexts(Ducks):
     def forward(self, owner: Hashable, at: int, world: World) -> None:
         if not world.no_grad and world.heap.get((owner, UNCACHED)) != Literal.of(True):
             self.walker.emit(world, Event(Kind.FORWARD, owners=(owner,)), at)
+
+
+def _harmless(callee: Value) -> bool:
+    """Whether code that is given a scaler does nothing with it: builtins, torch's own, what the project shows."""
+    if isinstance(callee, External):
+        return callee.dotted.startswith(("builtins.", "torch."))
+    return isinstance(callee, (Func, Type))
 
 
 def _texted(value: Value, target: ir.Attr) -> Value:

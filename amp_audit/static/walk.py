@@ -145,7 +145,11 @@ class Walker(Caller):
             flow.fall += arm.fall
 
     def _cold_if(self, statement: ir.If, world: World, flow: Flow) -> None:
-        """An ``if`` that matters only for the names it assigns: no new paths, the names hold either value."""
+        """An ``if`` that matters only for the names it assigns: no new paths, the names hold either value.
+
+        Of an arm one path stands for all, so nothing may be concluded from what was decided on it.
+        """
+        before = world.decided()
         decided = self.decide(statement.test, world)
         arms = [self.block(statement.body if true else statement.orelse, [after]).fall for true, after in decided]
         ends = [after for arm in arms for after in arm[:1]]
@@ -157,6 +161,8 @@ class Walker(Caller):
                 flow.fall.append(other)
                 continue
             first.absorb(other)
+        if len(decided) > 1:
+            first.retain(before)
         flow.fall.append(first)
 
     def _for(self, statement: ir.For, world: World, flow: Flow) -> None:

@@ -145,6 +145,16 @@ class World:
         blend(self.heap, other.heap)
         blend(self.globals, other.globals)
 
+    def decided(self) -> frozenset[str]:
+        """The conditions of which something is known."""
+        return frozenset(self.flags).union(key for case in self.cases for key, _ in case)
+
+    def retain(self, known: frozenset[str]) -> None:
+        """Forget all conditions but those that are ``known``."""
+        self.flags = {key: value for key, value in self.flags.items() if key in known}
+        if self.cases:
+            self.cases = simplified({frozenset(item for item in case if item[0] in known) for case in self.cases})
+
     def _beyond(self, common: dict[str, bool]) -> Iterator[Case]:
         """What this path knows besides what is common."""
         own = frozenset(item for item in self.flags.items() if item[0] not in common)

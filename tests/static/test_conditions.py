@@ -135,3 +135,34 @@ def test_a_decision_leaves_the_cases_that_agree(cases: set[Case], key: str, trut
         assert world.flags == {**dict(fitting[0]), key: truth} and world.cases == ()
     else:
         assert set(world.cases) == set(fitting) and world.flags == {key: truth}
+
+
+@pytest.mark.parametrize(
+    "call", ["trainer.step_all(scaler)", "trainer.step_all(model, scaler=scaler)", "advance(scaler)"]
+)
+def test_what_a_scaler_is_handed_to_may_step_it(call: str) -> None:
+    body = f"""
+        scaler.scale(loss).backward()
+        {call}
+        scaler.update()
+    """
+    assert rules(f"scaler = torch.amp.GradScaler('cuda')\n{textwrap.dedent(body)}") == set()
+    other = body.replace(call, "print(scaler)")
+    assert "AMP206" in rules(f"scaler = torch.amp.GradScaler('cuda')\n{textwrap.dedent(other)}")
+
+
+def test_branches_that_do_not_matter_leave_no_conclusions() -> None:
+    body = """
+        shown = 0
+        if args.log:
+            if args.verbose:
+                shown = 1
+            else:
+                shown = 2
+        scaler.scale(loss).backward()
+        if args.log and not args.verbose:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    """
+    assert rules(body) == {"AMP202"}
