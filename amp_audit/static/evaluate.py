@@ -450,13 +450,12 @@ def _trained(world: World) -> bool:
 
 
 def counter(key: str, number: int, world: World) -> Symbol:
-    """A loop counter from 0. Of the first round it is decided that it is 0, all else about it is open."""
+    """A loop counter from 0. It is decided whether it is 0, all else about it is open."""
     symbol = Symbol(short(f"{key}[{number}]"), "", True)
-    if number == 0:
-        world.decide(Condition(symbol.key, volatile=True), False)
-        world.decide(Condition(f"{symbol.key} == 0", volatile=True), True)
-        world.decide(Condition(f"{symbol.key} > 0", volatile=True), False)
-        world.decide(Condition(f"{symbol.key} >= 1", volatile=True), False)
+    world.decide(Condition(symbol.key, volatile=True), number > 0)
+    world.decide(Condition(f"{symbol.key} == 0", volatile=True), number == 0)
+    world.decide(Condition(f"{symbol.key} > 0", volatile=True), number > 0)
+    world.decide(Condition(f"{symbol.key} >= 1", volatile=True), number > 0)
     return symbol
 
 

@@ -16,7 +16,8 @@ from amp_audit.static.calls import Caller
 from amp_audit.static.evaluate import Results
 from amp_audit.static.flow import Flow
 from amp_audit.static.hot import Heat
-from amp_audit.static.values import NONE, Condition, External, Func, Symbol, Type, Value, key_of
+from amp_audit.static.traverse import statements
+from amp_audit.static.values import NONE, Condition, External, Func, Literal, Symbol, Type, Value, key_of, tag
 from amp_audit.static.world import Place, World, merge, settle_volatile, short, split
 
 FUEL = 25_000
@@ -169,15 +170,17 @@ class Walker(Caller):
         for iterable, after in self.eval(statement.iterable, world):
             known = self.known_items(iterable)
             rounds = range(2 if known is None else len(known))
-            begins = [self._binder(statement.target, iterable, known, number) for number in rounds]
+            begins = [self._binder(statement, iterable, known, number) for number in rounds]
             self._loop(statement, after, begins, flow)
 
     def _binder(
-        self, target: ir.Expr, iterable: Value, known: list[Value] | None, number: int
+        self, statement: ir.For, iterable: Value, known: list[Value] | None, number: int
     ) -> Callable[[World], list[World]]:
         def begin(world: World) -> list[World]:
             item = self.element(iterable, number, world) if known is None else known[number]
-            self.bind(target, item, world)
+            self.bind(statement.target, item, world)
+            if known is None and number:
+                self._count_on(statement, world)
             return [world]
 
         return begin
@@ -186,7 +189,20 @@ class Walker(Caller):
         def begin(inner: World) -> list[World]:
             return [after for true, after in self.decide(statement.test, inner) if true]
 
-        self._loop(statement, world, [begin, begin], flow)
+        def later(inner: World) -> list[World]:
+            self._count_on(statement, inner)
+            return begin(inner)
+
+        self._loop(statement, world, [begin, later], flow)
+
+    def _count_on(self, loop: ir.For | ir.While, world: World) -> None:
+        """The second round stands for all later ones: what the loop counts by hand is any number by then."""
+        counts = [each for each in statements(loop.body) if isinstance(each, ir.Augment) and each.op in ("+", "-")]
+        for target in (each.target for each in counts):
+            value = self.lookup(target.id, world) if isinstance(target, ir.Name) else NONE
+            if isinstance(target, ir.Name) and isinstance(value, Literal) and value.kind in ("int", "float"):
+                key = f"{tag(world.frame.module.path)}:{target.id} counted {loop.at}"
+                self.bind(target, Symbol(key, target.id, volatile=True), world)
 
     def _loop(
         self,

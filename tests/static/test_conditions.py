@@ -166,3 +166,38 @@ def test_branches_that_do_not_matter_leave_no_conclusions() -> None:
         scaler.update()
     """
     assert rules(body) == {"AMP202"}
+
+
+@pytest.mark.parametrize("loop", ["while True:", "for x in loader:", "for x in tqdm(loader, total=9):"])
+def test_what_a_loop_counts_by_hand_is_any_number_later_on(loop: str) -> None:
+    body = f"""
+        count = 0
+        {loop}
+            with torch.autocast("cuda"):
+                loss = model(x).mean()
+            scaler.scale(loss).backward()
+            count += 1
+            if count % 4 == 0:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+    """
+    assert rules(body) == set()
+    assert rules(body.replace("scaler.unscale_(optimizer)", "pass")) == {"AMP202"}
+
+
+def test_what_is_done_in_the_first_iteration_is_not_done_again() -> None:
+    body = """
+        scaler.scale(loss).backward()
+        if step == 0:
+            scaler.unscale_(optimizer)
+        if step > 0:
+            scaler.unscale_(optimizer)
+        if not step:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    """
+    assert rules(body) == set()
