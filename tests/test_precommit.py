@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pre_commit(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     home = project.parent / "pre-commit-home"
     environ = {**os.environ, "PRE_COMMIT_HOME": str(home), "PRE_COMMIT_COLOR": "never"}
-    command = ["pre-commit", "run", *words]
+    command = [sys.executable, "-m", "pre_commit", "run", *words]
     return subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, timeout=900)
 
 
