@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_audit.static import ir
@@ -27,16 +27,29 @@ CALLED = frozenset(
 MENTIONED = frozenset({"GradScaler", "ShardedGradScaler", "autocast"})
 """Names that matter even where they are not called."""
 
+_COMMON = frozenset(
+    name for kind in (str, bytes, dict, list, set, tuple) for name in dir(kind) if not name.startswith("_")
+) - {"update"} | {"state_dict", "load_state_dict", "chunk", "unsqueeze", "reshape", "resize", "size", "view"}
+"""Methods that nearly everything has: a call of one says little about whose it is."""
+
 _OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^Adam|^SGD", re.IGNORECASE)
 _SCALER = re.compile(r"scaler", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The identifiers of some code: all of them, and those that are called."""
+    """The identifiers of some code: all of them, those that are called, and of these the ones that are ``foreign``:
+    methods which the builtin types and torch's modules have too, called on something else than ``self``.
+    """
 
     words: frozenset[str]
     called: frozenset[str]
+    foreign: frozenset[str] = frozenset()
+
+    @property
+    def reaching(self) -> frozenset[str]:
+        """The names by which functions of the project may be called."""
+        return self.called - self.foreign
 
     def is_hot(self) -> bool:
         """Whether the code can produce an event, or a value that events speak of."""
@@ -109,8 +122,8 @@ class Heat:
                         yield from (word for arg in node.args for word in _spoken_in(arg.value).words)
 
     def _is_followed(self, node: ir.Call) -> bool:
-        called = _spoken_in(node).called
-        return not called.isdisjoint(self._names) or not called.isdisjoint(MENTIONED)
+        spoken = _spoken_in(node)
+        return not spoken.reaching.isdisjoint(self._names) or not spoken.called.isdisjoint(MENTIONED)
 
     def matters(self, body: tuple[ir.Stmt, ...]) -> bool:
         """Whether statements can produce an event or change where the path goes."""
@@ -134,7 +147,7 @@ class Heat:
         if known is None or known[0] is not statement:
             spoken = vocabulary(statement)
             hot = not isinstance(statement, ir.Import) and (
-                spoken.is_hot() or not self._names.isdisjoint(spoken.called)
+                spoken.is_hot() or not self._names.isdisjoint(spoken.reaching)
             )
             known = (statement, hot, _leaves(statement))
             self._memo[id(statement)] = known
@@ -159,7 +172,7 @@ def _makes_events(spoken: Vocabulary) -> bool:
 
 def _reached(function: ir.Function, spoken: Vocabulary) -> frozenset[str]:
     """The names by which a function may reach others: those it calls, and, in a class, those it may read."""
-    return spoken.words if "." in function.qualname else spoken.called
+    return spoken.words - spoken.foreign if "." in function.qualname else spoken.reaching
 
 
 def _called_by(function: ir.Function) -> frozenset[str]:
@@ -191,32 +204,45 @@ def _leaves(statement: ir.Stmt) -> bool:
 
 def vocabulary(node: ir.Stmt) -> Vocabulary:
     """The vocabulary of a statement and all below it, decorators and nested definitions included."""
-    words: set[str] = set()
-    called: set[str] = set()
-    for statement in statements((node,), into=True):
-        for expression in expressions(statement):
-            found = _spoken_in(expression)
-            words |= found.words
-            called |= found.called
-    return Vocabulary(frozenset(words), frozenset(called))
+    below = statements((node,), into=True)
+    return _together([_spoken_in(each) for statement in below for each in expressions(statement)])
 
 
 def _spoken_in(node: ir.Expr) -> Vocabulary:
     words: set[str] = set()
     called: set[str] = set()
+    own: set[str] = set()
+    below: list[Vocabulary] = []
     for inner in walk(node):
         if isinstance(inner, ir.Name):
             words.add(inner.id)
         elif isinstance(inner, ir.Attr):
             words.add(inner.name)
-        elif isinstance(inner, ir.Call):
-            called |= {inner.func.name} if isinstance(inner.func, ir.Attr) else set()
-            called |= {inner.func.id} if isinstance(inner.func, ir.Name) else set()
+        elif isinstance(inner, ir.Call) and isinstance(inner.func, ir.Attr):
+            called.add(inner.func.name)
+            if inner.func.name not in _COMMON or _is_self(inner.func.base):
+                own.add(inner.func.name)
+        elif isinstance(inner, ir.Call) and isinstance(inner.func, ir.Name):
+            called.add(inner.func.id)
+            own.add(inner.func.id)
         elif isinstance(inner, ir.Lambda):
-            below = [vocabulary(statement) for statement in inner.function.body]
             words |= inner.function.words
-            called = called.union(*(each.called for each in below))
-    return Vocabulary(frozenset(words), frozenset(called))
+            below += [vocabulary(statement) for statement in inner.function.body]
+    return _together([Vocabulary(frozenset(words), frozenset(called), frozenset(called - own)), *below])
+
+
+def _is_self(node: ir.Expr) -> bool:
+    if isinstance(node, ir.Call):
+        return isinstance(node.func, ir.Name) and node.func.id == "super"
+    return isinstance(node, ir.Name) and node.id in ("self", "cls")
+
+
+def _together(parts: Sequence[Vocabulary]) -> Vocabulary:
+    if len(parts) == 1:
+        return parts[0]
+    called = frozenset().union(*(part.called for part in parts))
+    reaching = frozenset().union(*(part.reaching for part in parts))
+    return Vocabulary(frozenset().union(*(part.words for part in parts)), called, called - reaching)
 
 
 def methods_by_name(module: ir.Module) -> Mapping[str, frozenset[str]]:

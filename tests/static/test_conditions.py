@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from amp_audit import rulebook
 from amp_audit.static import lowering, paths
+from amp_audit.static.hot import Heat, definitions
 from amp_audit.static.project import Project
 from amp_audit.static.values import Condition
 from amp_audit.static.world import MAX_CASES, Case, World, simplified
@@ -201,3 +202,23 @@ def test_what_is_done_in_the_first_iteration_is_not_done_again() -> None:
         scaler.update()
     """
     assert rules(body) == set()
+
+
+@pytest.mark.parametrize(
+    ("call", "followed"), [("text.split()", False), ("self.split()", True), ("text.divide()", True)]
+)
+def test_methods_that_strings_have_too_do_not_make_code_matter(call: str, followed: bool) -> None:
+    source = f"""
+class Trainer:
+    def split(self):
+        self.optimizer.zero_grad()
+
+    def divide(self):
+        self.optimizer.zero_grad()
+
+    def read(self, text):
+        return {call}
+"""
+    module = lowering.lower("/project/main.py", source)
+    read = next(function for function, _ in definitions(module.body) if function.name == "read")
+    assert Heat([module]).function(read) is followed
