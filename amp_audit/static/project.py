@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import builtins
 import os
 import re
@@ -25,14 +26,15 @@ class External:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Placed:
+class _Placed(abc.ABC):
     """Something at an ordinal of a module; equal when module path and ordinal are."""
 
     module: ir.Module
 
     @property
+    @abc.abstractmethod
     def key(self) -> tuple[str, int]:
-        raise NotImplementedError
+        """The path and the ordinal."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and isinstance(other, _Placed) and self.key == other.key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -52,9 +53,9 @@ class Calls(Evaluation):
         self.active: list[tuple[str, int]] = []
         self.visited: set[tuple[str, int]] = set()
 
+    @abc.abstractmethod
     def in_frame(self, frame: Frame, body: Sequence[ir.Stmt]) -> None:
         """Run a body in a frame of its own."""
-        raise NotImplementedError
 
     def _eval_call(self, node: ir.Call) -> Value:
         if isinstance(node.func, ir.Name) and node.func.id == "super":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -91,13 +92,13 @@ class Evaluation(Models):
         self._methods_of: dict[project.ClassRef, dict[str, tuple[project.ClassRef, ir.Function]]] = {}
         self._is_module: dict[project.ClassRef, bool] = {}
 
+    @abc.abstractmethod
     def run_module(self, module: ir.Module) -> dict[str, Value]:
         """The names of a module after its own code ran."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def follow(self, func: Func, args: Sequence[Value], named: Named, at: int) -> Value:
         """The result of a function of the project."""
-        raise NotImplementedError
 
     def aside(
         self, module: ir.Module, node: ir.Expr | None, cls: project.ClassRef | None, outer: Mapping[str, Value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Hashable, Sequence
 
 from amp_audit.static.dtypes import surface
@@ -32,7 +33,7 @@ from amp_audit.static.dtypes.values import (
 _ANY_TENSOR = Tensor()
 
 
-class Operations:
+class Operations(abc.ABC):
     """The state of the walk that ops depend on, and what ops do. ``region`` is the innermost autocast region."""
 
     def __init__(self) -> None:
@@ -56,9 +57,9 @@ class Operations:
         region = self.region
         return region if region is not None and region.live else None
 
+    @abc.abstractmethod
     def call_value(self, func: Value, args: Sequence[Value], named: Named, at: int) -> Value:
         """Call something; the walk says what of the project does."""
-        raise NotImplementedError
 
     def apply(self, op: str, args: Sequence[Value], named: Named, at: int) -> Value:
         """The result of an op of torch on these arguments, of which the first is the tensor if it is a method."""
