@@ -10,8 +10,8 @@ from amp_audit.events import Event, Kind
 from amp_audit.protocol import forget, get, region_dtype
 from amp_audit.static import ir
 from amp_audit.static.ducks import Ducks
-from amp_audit.static.flows import FROZEN, UNCACHED, computed_in, known, owners_of, together, with_children
 from amp_audit.static.hot import dotted
+from amp_audit.static.lineage import FROZEN, UNCACHED, computed_in, known, owners_of, together, with_children
 from amp_audit.static.values import (
     GRADIENT,
     NONE,

@@ -11,7 +11,7 @@ from amp_audit.events import Event, Kind
 from amp_audit.policy import DEFAULT_DTYPES
 from amp_audit.static import ir
 from amp_audit.static.contexts import NO_GRAD_NAMES
-from amp_audit.static.flows import UNCACHED, argument, dtype_of, known, owners_of
+from amp_audit.static.lineage import UNCACHED, argument, dtype_of, known, owners_of
 from amp_audit.static.methods import Methods
 from amp_audit.static.values import (
     NONE,

@@ -11,7 +11,7 @@ from amp_audit.protocol import LOW_PRECISION, region_dtype
 from amp_audit.static import ir
 from amp_audit.static.contexts import Contexts
 from amp_audit.static.ducks import OWNING, SCALER_NAME, tail, tail_of
-from amp_audit.static.flows import FROZEN, UNCACHED, dtype_of, known, owners_of, scaled, together, with_children
+from amp_audit.static.lineage import FROZEN, UNCACHED, dtype_of, known, owners_of, scaled, together, with_children
 from amp_audit.static.values import (
     NONE,
     Condition,

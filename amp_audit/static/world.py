@@ -15,7 +15,6 @@ from amp_audit import protocol
 from amp_audit.hazards import Trail
 from amp_audit.static import ir
 from amp_audit.static.values import (
-    NONE,
     Condition,
     External,
     Func,
@@ -365,19 +364,3 @@ def either(one: Value, two: Value) -> Value:
         same = one.dtype == two.dtype
         return Tensor(one.owners | two.owners, one.dtype if same else None, None if doubt else one.scaled, doubt)
     return Symbol(short(f"either({key_of(one)},{key_of(two)})"))
-
-
-__all__ = [
-    "MAX_WORLDS",
-    "NONE",
-    "Frame",
-    "Place",
-    "World",
-    "either",
-    "melt",
-    "merge",
-    "settle_volatile",
-    "short",
-    "split",
-    "truth_of",
-]

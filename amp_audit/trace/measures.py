@@ -19,7 +19,6 @@ from amp_audit.trace.replay import where
 from amp_audit.trace.schema import Number, Place, Trace
 
 _SHOWN = 8
-Counted = Mapping[str, float | int | None]
 Measure = Callable[[Trace, Rule, Detector], Iterator[Finding]]
 
 
