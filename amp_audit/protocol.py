@@ -55,7 +55,7 @@ class Scaler:
 class Region:
     """One entered autocast region; ``filled``: owners whose weights have a cached low-precision copy.
 
-    ``stale``: how a filled weight was changed since: step | write | None.
+    ``stale``: of these, those whose weights changed since, and how: step | write.
     """
 
     id: Id | None
@@ -64,7 +64,7 @@ class Region:
     enabled: bool | None
     cache: bool = True
     filled: frozenset[Id] = frozenset()
-    stale: str | None = None
+    stale: Table[str] = ()
 
     @property
     def live(self) -> bool:
@@ -273,7 +273,7 @@ def _forward(state: State, event: Event, facts: dict[str, object]) -> State:
     if region is None or not region.cache:
         return state
     outermost, owners = state.regions[0], frozenset(event.owners or (ANYONE,))
-    facts["stale"] = outermost.stale if owners & outermost.filled else None
+    facts["stale"] = next((how for owner, how in outermost.stale if owner in owners), None)
     filled = replace(outermost, filled=outermost.filled | owners)
     return replace(state, regions=(filled, *state.regions[1:]))
 
@@ -450,7 +450,7 @@ def _grad_write(state: State, event: Event, facts: dict[str, object]) -> State:
 
 
 def _cache_clear(state: State, event: Event, facts: dict[str, object]) -> State:
-    return replace(state, regions=tuple(replace(region, filled=frozenset(), stale=None) for region in state.regions))
+    return replace(state, regions=tuple(replace(region, filled=frozenset(), stale=()) for region in state.regions))
 
 
 def _weight_write(state: State, event: Event, facts: dict[str, object]) -> State:
@@ -460,10 +460,12 @@ def _weight_write(state: State, event: Event, facts: dict[str, object]) -> State
 def _weights_changed(state: State, owners: Iterable[Id] | None, how: str) -> State:
     if not state.regions or not state.regions[0].filled:
         return state
-    outermost = state.regions[0]
-    if owners is None or frozenset(owners) & (outermost.filled | {ANYONE}) or ANYONE in outermost.filled:
-        return replace(state, regions=(replace(outermost, stale=how), *state.regions[1:]))
-    return state
+    outermost, changed = state.regions[0], frozenset(owners or (ANYONE,))
+    affected = outermost.filled if ANYONE in changed else outermost.filled & (changed | {ANYONE})
+    stale = outermost.stale
+    for owner in affected:
+        stale = put(stale, owner, how)
+    return replace(state, regions=(replace(outermost, stale=stale), *state.regions[1:]))
 
 
 def _save(state: State, event: Event, facts: dict[str, object]) -> State:

@@ -315,6 +315,7 @@ def test_each_model_has_a_cache_of_its_own_in_a_region() -> None:
     step = Event(Kind.STEP, owners=("m",), via=Via.PLAIN)
     assert run([enter, one, two, step, one])[-1]["stale"] == "step"
     assert run([enter, two, step, one])[-1].get("stale") is None
+    assert run([enter, one, two, step, two])[-1].get("stale") is None
 
 
 # Facts that torch keeps silent about

@@ -132,11 +132,21 @@ class Contexts(Ducks):
         fed = [item for item in given if isinstance(item, Tensor)]
         if fed:
             return Tensor() if world.no_grad else together(fed, region_dtype(world.state))
+        live = region_dtype(world.state)
+        if live is not None and not world.no_grad and isinstance(callee, Func):
+            models = [item for item in given if isinstance(item, Instance) and item.model]
+            if models:  # what it is given to run, it runs
+                return together([self._run(model, node.at, world) for model in models], live)
         volatile = any(map(is_volatile, values))
         key = short(f"{key_of(callee)}({','.join(map(key_of, values))})")
         if isinstance(callee, (External, Func)) or volatile or not isinstance(callee, Symbol):
             return Symbol(key, "", volatile)
         return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))
+
+    def _run(self, model: Instance, at: int, world: World) -> Tensor:
+        self.forward(model.id, at, world)
+        made = self.output(model, None, [], {}, world)
+        return made if isinstance(made, Tensor) else Tensor()
 
     def _hands_on(self, value: Value, world: World) -> bool:
         """Whether it is a scaler: code out of sight that is given one may step or update with it."""

@@ -281,7 +281,8 @@ class Evaluator(abc.ABC):
         for values, after in self._each(nodes, world):
             if len(node.rest) == 1:
                 left = GRADIENT if _asks_for_gradient(node.left) and _trained(after) else values[0]
-                results.append((comparison(node.rest[0][0], left, values[1]), after))
+                stage = _stage_test(node.rest[0][0], left, values[1], after)
+                results.append((stage or comparison(node.rest[0][0], left, values[1]), after))
             else:
                 text = " ".join(key_of(value) for value in values)
                 results.append((Condition(short(f"chain {text}"), volatile=any(map(is_volatile, values))), after))
@@ -442,6 +443,17 @@ def _as_tensor(value: Value) -> Value:
 
 def _asks_for_gradient(node: ir.Expr) -> bool:
     return isinstance(node, ir.Attr) and node.name == "grad"
+
+
+def _stage_test(op: str, left: Value, right: Value, world: World) -> Value | None:
+    """A comparison of the scaler's own record of an optimizer with one of torch's stages, by what the path knows."""
+    stage = right.dotted.rpartition(".OptState.")[2] if isinstance(right, External) else ""
+    phases = {phase for _, phase in world.state.phases} or {"ready"}
+    if stage not in ("READY", "UNSCALED", "STEPPED") or "_per_optimizer_states" not in key_of(left):
+        return None
+    if len(phases) != 1 or "unknown" in phases:
+        return None
+    return Literal.of((phases == {stage.lower()}) is (op in ("is", "==")))
 
 
 def _trained(world: World) -> bool:

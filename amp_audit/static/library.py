@@ -169,10 +169,13 @@ class Library(Methods):
     def _new_scaler(self, node: ir.Call, enabled: Value | None, world: World) -> Results:
         results: Results = []
         site = (world.frame.module.path, node.at)
+        dtype = "bfloat16" if _asks_for_bfloat16(node) else None
+        if dtype is not None:  # wrong whatever the setting happens to be
+            enabled = Condition(f"bfloat16 at {node.at}")
         for live, after in split(world, enabled if enabled is not None else Literal.of(True)):
             scaler = Scaler((*site, after.stamp), live)
             if live:
-                self.walker.emit(after, Event(Kind.SCALER_NEW, scaler=scaler.id, site=site), node.at)
+                self.walker.emit(after, Event(Kind.SCALER_NEW, scaler=scaler.id, site=site, dtype=dtype), node.at)
             results.append((scaler, after))
         return results
 
@@ -244,3 +247,14 @@ def builds_model(name: str) -> bool:
     if name.startswith(("torchvision.models.", "timm.create_model", "segmentation_models_pytorch.")):
         return True
     return short_name == "from_pretrained" and "Tokenizer" not in name and "Processor" not in name
+
+
+def _asks_for_bfloat16(node: ir.Call) -> bool:
+    """``enabled=(dtype == "bfloat16")``: on for the dtype that needs no scaling."""
+    test = next((arg.value for arg in node.args if arg.keyword == "enabled"), None)
+    if not isinstance(test, ir.Compare) or len(test.rest) != 1 or test.rest[0][0] != "==":
+        return False
+    wanted = test.rest[0][1]
+    if isinstance(wanted, ir.Const):
+        return wanted.value in ("bfloat16", "bf16")
+    return isinstance(wanted, ir.Attr) and wanted.name == "bfloat16"

@@ -222,3 +222,88 @@ class Trainer:
     module = lowering.lower("/project/main.py", source)
     read = next(function for function, _ in definitions(module.body) if function.name == "read")
     assert Heat([module]).function(read) is followed
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", {"AMP213"}), ("float16", set())])
+@pytest.mark.parametrize("setting", ["args.dtype", "DTYPE"])
+def test_a_scaler_that_is_on_for_bfloat16_alone_is_the_wrong_way_round(
+    setting: str, dtype: str, expected: set[str]
+) -> None:
+    source = f"""
+import sys, torch
+from torch import nn
+args, DTYPE = sys.argv[1], "float16"
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda", enabled=({setting} == "{dtype}"))
+for x in [1, 2]:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=getattr(torch, {setting})):
+        loss = model(x).mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+    raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert {found.rule.id for found in raw} == expected
+
+
+def test_the_stage_that_a_scaler_keeps_of_an_optimizer_is_known() -> None:
+    body = """
+        scaler.scale(loss).backward()
+        if args.norm:
+            scaler.unscale_(optimizer)
+        if scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.UNSCALED:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    """
+    import_stage = "from torch.amp.grad_scaler import OptState"
+    source = import_stage + HEAD + textwrap.indent(textwrap.dedent(body), " " * 8)
+    raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert {found.rule.id for found in raw} == set()
+
+
+def test_a_function_that_is_handed_a_model_in_a_region_runs_it() -> None:
+    source = """
+import torch
+from torch import nn
+
+def compute(model, x):
+    return model(x).mean(), {}
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in [1, 2]:
+    with torch.autocast("cuda"):
+        loss, info = compute(model, x)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert [found.rule.id for found in raw] == ["AMP201"]
+
+
+def test_only_the_model_that_was_stepped_is_stale_in_a_region() -> None:
+    source = """
+import torch
+from torch import nn
+
+G, D = nn.Linear(4, 4), nn.Linear(4, 1)
+opt_g, opt_d = torch.optim.SGD(G.parameters(), lr=0.1), torch.optim.SGD(D.parameters(), lr=0.1)
+for x in [1, 2]:
+    opt_g.zero_grad()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        fake = G(x)
+        loss_g = D(fake).mean()
+        loss_g.backward()
+        opt_g.step()
+        loss_d = D(fake.detach()).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
+"""
+    raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert {found.rule.id for found in raw} == {"AMP303"}
