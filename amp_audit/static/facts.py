@@ -11,6 +11,7 @@ from amp_audit.static.project import Project
 from amp_audit.static.sites import Site
 from amp_audit.static.traverse import expressions, statements, walk
 
+_LOW_PRECISION = frozenset({"autocast", "GradScaler", "bfloat16", "float16", "half", "mixed_precision"})
 _SUSPENDING_ON_PURPOSE = ("contextmanager", "fixture", "hookimpl", "hookwrapper")
 
 
@@ -21,6 +22,7 @@ class Facts(Mapping[str, object]):
     ``decorates``: function | class | generator | none. ``result``: dropped (nobody looks at it), unused (bound to a
     name or attribute that nothing reads), used. ``applied_to``: what the result is called with: tensor | module |
     other | none. ``suspends``: whether a generator yields inside the ``with`` that the call is the context of.
+    ``disabled``: whether a literal turns it off. ``low_precision``: whether the module has a name of mixed precision.
     ``sure`` is False once a fact that was asked for rests on a name only.
     """
 
@@ -95,6 +97,18 @@ class Facts(Mapping[str, object]):
         return any(isinstance(part, ir.Yield) for part in _parts(region.body))
 
 
+def is_disabled(call: ir.Call) -> bool:
+    """Whether the constructor call of a scaler or a region turns it off by a literal."""
+    return any(
+        arg.keyword == "enabled" and isinstance(arg.value, ir.Const) and arg.value.value is False for arg in call.args
+    )
+
+
+def uses_low_precision(module: ir.Module) -> bool:
+    """Whether a module has a name of mixed precision in it."""
+    return not _LOW_PRECISION.isdisjoint(module.words)
+
+
 def _is_made_to_suspend(decorator: ir.Expr) -> bool:
     func = decorator.func if isinstance(decorator, ir.Call) else decorator
     word = func.id if isinstance(func, ir.Name) else func.name if isinstance(func, ir.Attr) else ""
@@ -155,6 +169,8 @@ def _mentions(module: ir.Module, name: str) -> bool:
 
 
 _FACTS: dict[str, Callable[[Facts], object]] = {
+    "disabled": lambda facts: is_disabled(facts.site.call),
+    "low_precision": lambda facts: uses_low_precision(facts.site.where.module),
     "gated": lambda facts: is_gated(facts.site.gates, facts.site.where, facts.project),
     "bare": lambda facts: facts.site.bare,
     "decorates": Facts.decorates,

@@ -1,4 +1,4 @@
-"""What one call gives away: the rules' ``call`` detectors, and the ``check`` functions for what they cannot say.
+"""What one place gives away: the rules' ``call`` and ``constant`` detectors, and the ``check`` functions for the rest.
 
 A ``call`` detector names what is called, canonically; a method of a GradScaler of any kind is
 ``torch.amp.GradScaler.<method>``, and calling one is ``torch.amp.GradScaler.__call__``. Scalers that are disabled by a
@@ -6,23 +6,29 @@ literal are left alone. Its conditions:
 
 ``arguments``
     parameter -> conditions, all of which must hold: ``kind`` (``Origins.kinds``), ``given`` (true or false),
-    ``keyword`` (true: given by its name), ``values`` (literals, or canonical dotted names).
+    ``keyword`` (true: given by its name), ``values`` (literals, or canonical dotted names), ``at_most`` and
+    ``at_least`` (of a number known from literals alone).
 ``when``
-    facts of the site (``_Facts``): gated, bare, decorates, result, applied_to, suspends.
+    facts of the site (``facts.Facts``).
+
+A ``constant`` detector names a setting of a library, as an attribute of its module; the ``value`` in its ``when`` are
+the literals that may not be assigned to it.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule, Rulebook
 from amp_audit.static import ir
-from amp_audit.static.facts import Facts
+from amp_audit.static.facts import Facts, is_disabled, uses_low_precision
+from amp_audit.static.literals import number
 from amp_audit.static.origins import Origins, Where
-from amp_audit.static.project import Project
+from amp_audit.static.project import Project, Scope
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.signatures import SIGNATURES
 from amp_audit.static.sites import Site, sites
@@ -36,13 +42,14 @@ _METHODS = frozenset({"scale", "step", "update", "unscale_", "backward"})
 
 def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]:
     """Findings of all ``call`` and ``check`` detectors, and a note for each module in which one failed."""
-    calls = _Calls(project, book)
+    calls, settings = _Calls(project, book), _Settings(project, book)
     checks = [(rule, detector, _function(detector)) for rule, detector in book.detectors("static", "check")]
     found: list[RawFinding] = []
     notes: list[str] = []
     for module in project.modules.values():
         try:
             found += calls.of(module)
+            found += settings.of(module)
             for rule, detector, check in checks:
                 found += check(rule, detector, module, project, calls.origins)
         except Exception as error:  # one strange module must not cost the others their findings
@@ -88,7 +95,7 @@ class _Calls:
         where, func = site.where, site.call.func
         word = func.name if isinstance(func, ir.Attr) else func.id if isinstance(func, ir.Name) else ""
         if word in self._words:
-            name = self.project.qualified(where.module, func, where.scope)
+            name = self.project.called(where.module, func, where.scope)
             if name is not None:
                 return name
         if not self._has_scalers:
@@ -100,7 +107,7 @@ class _Calls:
 
     def _is_live_scaler(self, expr: ir.Expr, site: Site) -> bool:
         made = self.origins.constructors(expr, site.where)
-        return made is not None and not any(_is_disabled(call) for call, _ in made)
+        return made is not None and not any(is_disabled(call) for call, _ in made)
 
     def _match(self, rule: Rule, detector: Detector, site: Site, name: str, facts: Facts) -> RawFinding | None:
         sure = True
@@ -124,7 +131,7 @@ class _Calls:
             return None
         if wanted.get("keyword") and not (isinstance(given, ir.Arg) and given.keyword == param):
             return None
-        if not wanted.keys() & {"kind", "values"}:
+        if not wanted.keys() & {"kind", "values", "at_most", "at_least"}:
             return True
         if not isinstance(given, ir.Arg):
             return None
@@ -136,15 +143,60 @@ class _Calls:
         return sure if self._value_fits(given.value, wanted, site) else None
 
     def _value_fits(self, expr: ir.Expr, wanted: Mapping[str, Any], site: Site) -> bool:
+        origins = self.origins.of(expr, site.where)
+        if wanted.keys() & {"at_most", "at_least"}:
+            low, high = wanted.get("at_least", -math.inf), wanted.get("at_most", math.inf)
+            numbers = [number(origin.expr) for origin in origins]
+            return bool(numbers) and all(value is not None and low <= value <= high for value in numbers)
         if "values" not in wanted:
             return True
-        values = [self._literal(origin.expr, origin.where) for origin in self.origins.of(expr, site.where)]
+        values = [self._literal(origin.expr, origin.where) for origin in origins]
         return bool(values) and set(values) <= set(wanted["values"])
 
     def _literal(self, expr: ir.Expr | None, where: Where) -> object:
         if isinstance(expr, ir.Const):
             return expr.value
         return self.project.qualified(where.module, expr, where.scope) if expr is not None else None
+
+
+class _Settings:
+    """The ``constant`` detectors of a rulebook: assignments to the settings of a library."""
+
+    def __init__(self, project: Project, book: Rulebook) -> None:
+        self.project = project
+        self._by_target: dict[str, list[tuple[Rule, Detector]]] = {}
+        for rule, detector in book.detectors("static", "constant"):
+            for target in detector.targets:
+                self._by_target.setdefault(target, []).append((rule, detector))
+        self._words = frozenset(target.rpartition(".")[2] for target in self._by_target)
+
+    def of(self, module: ir.Module) -> Iterator[RawFinding]:
+        """Findings in one module."""
+        if self._words.isdisjoint(module.words):
+            return
+        for scope, node in _assignments(module.body, None):
+            for target in node.targets:
+                if not isinstance(target, ir.Attr) or target.name not in self._words:
+                    continue
+                name = self.project.qualified(module, target, scope)
+                for rule, detector in self._by_target.get(name or "", ()):
+                    if detector.holds({"value": _value(node.value), "low_precision": uses_low_precision(module)}):
+                        yield RawFinding(rule, module.path, node.at, detector.message, severity=detector.severity)
+
+
+def _value(expr: ir.Expr) -> object:
+    """A literal's value; for all else something that no rule can ask for."""
+    return expr.value if isinstance(expr, ir.Const) else expr
+
+
+def _assignments(body: Sequence[ir.Stmt], scope: Scope | None) -> Iterator[tuple[Scope | None, ir.Assign]]:
+    for node in statements(body):
+        if isinstance(node, ir.Assign):
+            yield scope, node
+        elif isinstance(node, ir.Function):
+            yield from _assignments(node.body, Scope(node, scope))
+        elif isinstance(node, ir.Class):
+            yield from _assignments(node.body, scope)
 
 
 def _spellings(words: set[str], project: Project) -> frozenset[str]:
@@ -179,10 +231,3 @@ def argument(call: ir.Call, param: str, name: str) -> ir.Arg | object | None:
         if arg.star == "*" and position is not None:
             return _UNSURE
     return _UNSURE if any(arg.star == "**" for arg in call.args) else None
-
-
-def _is_disabled(call: ir.Call) -> bool:
-    """Whether a scaler's constructor call turns it off by a literal."""
-    return any(
-        arg.keyword == "enabled" and isinstance(arg.value, ir.Const) and arg.value.value is False for arg in call.args
-    )

@@ -280,7 +280,7 @@ class Project:
         if isinstance(binding, ClassRef):
             return self._class_member(binding, attr)
         if isinstance(binding, Alternatives):
-            return _alternatives([self.member(option, attr) for option in binding.options])
+            return _alternatives([self.member(option, attr) for option in binding.options if not _is_none(option)])
         return UNKNOWN
 
     def _module_member(self, binding: ModuleRef, attr: str) -> Binding:
@@ -382,6 +382,13 @@ class Project:
         finally:
             self._open.discard(key)
 
+    def called(self, module: ir.Module, expr: ir.Expr, scope: Scope | None = None) -> str | None:
+        """As ``qualified``, for what is called: a name that is None where an import fails is not called there."""
+        found = self.resolve(module, expr, scope)
+        if isinstance(found, Alternatives):
+            found = _alternatives([option for option in found.options if not _is_none(option)])
+        return found.dotted if isinstance(found, External) else None
+
     def qualified(self, module: ir.Module, expr: ir.Expr, scope: Scope | None = None) -> str | None:
         """The canonical dotted name of a library's thing; None for what is not one, or not surely that one."""
         found = self.resolve(module, expr, scope)
@@ -396,6 +403,10 @@ def _alternatives(options: Iterable[Binding]) -> Binding:
     if len(known) == len(flat) == 1:
         return known[0]
     return Alternatives(tuple(flat)) if known else UNKNOWN
+
+
+def _is_none(binding: Binding) -> bool:
+    return isinstance(binding, ValueRef) and isinstance(binding.expr, ir.Const) and binding.expr.value is None
 
 
 def _is_alias(binding: Binding) -> bool:

@@ -53,7 +53,10 @@ def triggers(book: Rulebook) -> re.Pattern[bytes]:
 
 
 def _telling_name(target: str) -> str:
-    """The word that a file must hold to call ``target``: of a method its class's, which the vocabulary has."""
+    """The word that a file must hold to call ``target``: of a method its class's, of another library the library's;
+    the vocabulary has both."""
+    if not target.startswith("torch."):
+        return target.partition(".")[0]
     owner, _, name = target.rpartition(".")
     owner = owner.rpartition(".")[2]
     return owner if owner[:1].isupper() else name

@@ -28,6 +28,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "torch.amp.GradScaler.step": ("optimizer", "closure"),
     "torch.amp.GradScaler.update": ("new_scale",),
     "torch.set_default_dtype": ("d",),
+    "torch.set_float32_matmul_precision": ("precision",),
 }
 """``step`` takes ``*args``; the first of them is the optimizer's closure."""
 

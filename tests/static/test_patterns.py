@@ -37,7 +37,7 @@ def test_rule_files_use_facts_parameters_and_kinds_that_exist() -> None:
     for rule, detector in BOOK.detectors("static", "call"):
         assert {key for key, _ in detector.when} <= FACT_NAMES, rule.id
         for param, wanted in detector.options.get("arguments", {}).items():
-            assert wanted.keys() <= {"kind", "given", "keyword", "values"}, rule.id
+            assert wanted.keys() <= {"kind", "given", "keyword", "values", "at_least", "at_most"}, rule.id
             assert set(wanted.get("kind", ())) <= KINDS, rule.id
             known = {name for target in detector.targets for name in SIGNATURES.get(target, ())}
             assert param in known or wanted == {"given": True}, (rule.id, param)

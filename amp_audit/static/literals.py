@@ -1,0 +1,51 @@
+"""Numbers that a program spells out."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+
+from amp_audit.static import ir
+
+
+def number(expr: ir.Expr | None) -> float | None:
+    """The number that an expression of literals is: ``2.0 ** 16``, ``-1``, ``float("inf")``; None for all else."""
+    if isinstance(expr, ir.Const):
+        return _of_literal(expr.value)
+    if isinstance(expr, ir.Unary) and expr.op in ("-", "+"):
+        inner = number(expr.operand)
+        return inner if inner is None or expr.op == "+" else -inner
+    if isinstance(expr, ir.Binary):
+        left, right = number(expr.left), number(expr.right)
+        return _computed(expr.op, left, right) if left is not None and right is not None else None
+    if isinstance(expr, ir.Call) and isinstance(expr.func, ir.Name) and expr.func.id == "float" and len(expr.args) == 1:
+        word = expr.args[0].value
+        is_word = isinstance(word, ir.Const) and word.value in ("inf", "-inf", "nan")
+        return float(str(word.value)) if is_word and isinstance(word, ir.Const) else None
+    return None
+
+
+def _of_literal(value: object) -> float | None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _computed(op: str, left: float, right: float) -> float | None:
+    try:
+        return _ARITHMETIC[op](left, right) if op in _ARITHMETIC else None
+    except (ArithmeticError, ValueError):
+        return None
+
+
+_ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "**": math.pow,
+}
