@@ -11,7 +11,7 @@ from amp_audit.static import ir
 from amp_audit.static.origins import Origins, Where
 from amp_audit.static.project import Project
 from amp_audit.static.raw import RawFinding, RawStep
-from amp_audit.static.sites import inside
+from amp_audit.static.spaces import CLIPS, calls, method, own, spaces
 from amp_audit.static.traverse import bodies, expressions, walk
 
 ACCELERATOR = ("accelerate.Accelerator",)
@@ -20,34 +20,7 @@ _CUTS = frozenset(
 )
 """Methods and attributes of a tensor whose result has no graph."""
 
-_CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_norm")
 _UNSCALED = frozenset({"no", "bf16", "fp8"})
-
-
-def _spaces(module: ir.Module) -> Iterator[tuple[Where, Sequence[ir.Stmt]]]:
-    """Every body whose names belong together: the module's own, and that of each function, outer first."""
-    stack: list[tuple[Where, Sequence[ir.Stmt]]] = [(Where(module), module.body)]
-    while stack:
-        where, body = stack.pop()
-        if where.scope is not None or where.cls is None:
-            yield where, body
-        definitions = (node for node in _own(body) if isinstance(node, (ir.Function, ir.Class)))
-        stack.extend((inside(where, node), node.body) for node in definitions)
-
-
-def _own(body: Iterable[ir.Stmt]) -> Iterator[ir.Stmt]:
-    for node in body:
-        yield node
-        for inner in bodies(node):
-            yield from _own(inner)
-
-
-def _calls(body: Iterable[ir.Stmt]) -> Iterator[ir.Call]:
-    """The calls in a body, outside nested definitions."""
-    for node in _own(body):
-        if not isinstance(node, (ir.Function, ir.Class)):
-            for expression in expressions(node):
-                yield from (part for part in walk(expression) if isinstance(part, ir.Call))
 
 
 # AMP108: SAM and its relatives
@@ -59,23 +32,19 @@ def sam_under_scaler(
     """``optimizer.first_step()`` after ``scaler.scale(loss).backward()``, where nothing unscales by hand."""
     if "first_step" not in module.words:
         return
-    for where, body in _spaces(module):
-        calls = [call for call in _calls(body) if isinstance(call.func, ir.Attr)]
+    for where, body in spaces(module):
+        methods = [call for call in calls(body) if isinstance(call.func, ir.Attr)]
         scaled = [
             call.at
-            for call in calls
-            if _method(call) == "scale"
+            for call in methods
+            if method(call) == "scale"
             and isinstance(call.func, ir.Attr)
             and origins.constructors(call.func.base, where) is not None
         ]
-        by_hand = any(_method(call) in ("unscale_", "get_scale") for call in calls)
-        for call in calls:
-            if _method(call) == "first_step" and not by_hand and any(at < call.at for at in scaled):
+        by_hand = any(method(call) in ("unscale_", "get_scale") for call in methods)
+        for call in methods:
+            if method(call) == "first_step" and not by_hand and any(at < call.at for at in scaled):
                 yield RawFinding(rule, module.path, call.at, detector.message, Confidence.MEDIUM)
-
-
-def _method(call: ir.Call) -> str:
-    return call.func.name if isinstance(call.func, ir.Attr) else ""
 
 
 # AMP803: Accelerate bypassed
@@ -100,26 +69,26 @@ def accelerate_bypassed(
     """Raw backward or clip of what an Accelerator prepared, unless it is known not to scale."""
     if "prepare" not in module.words:
         return
-    spaces = list(_spaces(module))
-    prepared = _prepared(spaces, origins)
+    around = list(spaces(module))
+    prepared = _prepared(around, origins)
     if not prepared.keys:
         return
     confidence = Confidence.HIGH if prepared.sure else Confidence.MEDIUM
     assumed = "" if prepared.sure else " (if mixed_precision is fp16)"
-    for where, body in spaces:
+    for where, body in around:
         for at, message in _bypasses(where, body, prepared, project, origins):
             step = RawStep(module.path, prepared.at, "the accelerator prepares it here")
             yield RawFinding(rule, module.path, at, message + assumed, confidence, related=(step,))
 
 
-def _prepared(spaces: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origins) -> _Prepared:
+def _prepared(around: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origins) -> _Prepared:
     found = _Prepared()
-    for where, body in spaces:
-        for node in _own(body):
+    for where, body in around:
+        for node in own(body):
             if (
                 not isinstance(node, ir.Assign)
                 or not isinstance(node.value, ir.Call)
-                or _method(node.value) != "prepare"
+                or method(node.value) != "prepare"
             ):
                 continue
             func = node.value.func
@@ -173,13 +142,13 @@ def _bypasses(
     where: Where, body: Sequence[ir.Stmt], prepared: _Prepared, project: Project, origins: Origins
 ) -> Iterator[tuple[int, str]]:
     losses = _losses(where, body, prepared)
-    by_hand = any(_method(call) == "unscale_gradients" for call in _calls(body))
-    for call in _calls(body):
+    by_hand = any(method(call) == "unscale_gradients" for call in calls(body))
+    for call in calls(body):
         name = project.qualified(where.module, call.func, where.scope)
-        if _method(call) == "backward" and isinstance(call.func, ir.Attr):
+        if method(call) == "backward" and isinstance(call.func, ir.Attr):
             if name is None and _depends(call.func.base, where, prepared, losses):
                 yield call.at, "backward past the accelerator: the loss is not scaled, yet the step unscales it"
-        elif name in _CLIPS and not by_hand and call.args and _has_prepared(call.args[0].value, where, prepared):
+        elif name in CLIPS and not by_hand and call.args and _has_prepared(call.args[0].value, where, prepared):
             yield call.at, "torch's own clip sees gradients that still carry the accelerator's loss scale"
     if prepared.steps:
         yield from _unguarded_clips(body, where, origins, False)
@@ -193,11 +162,11 @@ def _unguarded_clips(
         if isinstance(node, (ir.If, ir.Function, ir.Class)):
             continue
         parts = [part for expression in expressions(node) for part in walk(expression)]
-        calls = [part for part in parts if isinstance(part, ir.Call) and isinstance(part.func, ir.Attr)]
-        for call in calls if accumulating else ():
+        methods = [part for part in parts if isinstance(part, ir.Call) and isinstance(part.func, ir.Attr)]
+        for call in methods if accumulating else ():
             if _is_accelerator_clip(call, where, origins):
                 yield call.at, "clipping on every micro-batch unscales twice; test accelerator.sync_gradients first"
-        opens = isinstance(node, ir.With) and any(_method(call) == "accumulate" for call in calls)
+        opens = isinstance(node, ir.With) and any(method(call) == "accumulate" for call in methods)
         for inner in bodies(node):
             yield from _unguarded_clips(inner, where, origins, accumulating or opens)
 
@@ -212,7 +181,7 @@ def _losses(where: Where, body: Sequence[ir.Stmt], prepared: _Prepared) -> set[s
     """The names in a body that carry the graph of a prepared model's output; two rounds, for loops."""
     found: set[str] = set()
     for _ in range(2):
-        for node in _own(body):
+        for node in own(body):
             if isinstance(node, (ir.Assign, ir.Augment)) and _depends(node.value, where, prepared, found):
                 targets = node.targets if isinstance(node, ir.Assign) else (node.target,)
                 found |= {name for target in targets for name in _plain_names(target)}
