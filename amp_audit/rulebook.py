@@ -95,6 +95,9 @@ class Rulebook:
     def __getitem__(self, rule: str) -> Rule:
         return self.rules[rule]
 
+    def __len__(self) -> int:
+        return len(self.rules)
+
     def detectors(self, half: str, kind: str) -> list[tuple[Rule, Detector]]:
         """Every detector of one kind; ``half`` is ``"static"`` or ``"runtime"``."""
         return [

@@ -270,7 +270,7 @@ def _clean(report: Report) -> str:
         parts.append(f"{plural(report.summary.steps, 'step')} watched")
     elif report.command == "check":
         parts.append("nothing run")
-    parts.append(plural(len(report.book.rules), "rule"))
+    parts.append(plural(len(report.book), "rule"))
     notes = report.counts()[Severity.INFO]
     if notes:
         parts.append(plural(notes, "note"))

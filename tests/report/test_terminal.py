@@ -146,7 +146,7 @@ def test_the_run_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_clean_verdict_says_what_it_covers(monkeypatch: pytest.MonkeyPatch) -> None:
     run = samples.report(trace_folder=None)
     check = samples.report(command="check", summary=None, program=None, trace_folder=None)
-    rules = len(run.book.rules)
+    rules = len(run.book)
     assert (
         shown(run, monkeypatch).splitlines()[-1]
         == f"No errors or warnings: 2 files read, 1 skipped, 3 steps watched, {rules} rules."
