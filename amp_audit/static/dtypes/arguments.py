@@ -188,8 +188,9 @@ def new_tensor(args: Sequence[Value], named: Named) -> Value:
     literals = [value for arg in args[:1] for value in flat(arg)]
     if literals and all(isinstance(value, Const) for value in literals):
         floats = any(isinstance(value.value, float) for value in literals if isinstance(value, Const))
-        one = isinstance(args[0], Const)
-        return Tensor(FLOAT32 if floats else frozenset({"int"}), scalar=one)
+        one = args[0]
+        filled = one if isinstance(one, Const) and one.number is not None else None
+        return Tensor(FLOAT32 if floats else frozenset({"int"}), scalar=isinstance(one, Const), filled=filled)
     found = as_tensor(args[0]) if args and isinstance(args[0], Tensor) else None
     return found or Tensor()
 

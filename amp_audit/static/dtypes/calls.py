@@ -50,7 +50,6 @@ class Calls(Evaluation):
     def __init__(self, code: project.Project) -> None:
         super().__init__(code)
         self.memo: dict[Hashable, tuple[Value, dict[Hashable, frozenset[Cast]]]] = {}
-        self.active: list[tuple[str, int]] = []
         self.visited: set[tuple[str, int]] = set()
 
     @abc.abstractmethod
@@ -131,7 +130,7 @@ class Calls(Evaluation):
         if isinstance(func, External):
             return self._call_external(func.dotted, args, named, at)
         if isinstance(func, Opaque) and func.id:
-            return Opaque((self.path, at), func.text)
+            return self.called_out_of_sight(func, func.text, args, named, at)
         return NOTHING
 
     def _call_method(self, func: Method, args: Sequence[Value], named: Named, at: int) -> Value:
@@ -244,58 +243,60 @@ class Calls(Evaluation):
         place = (func.module.path, function.at)
         if len(self.active) >= _MAX_DEPTH or place in self.active:
             return NOTHING
-        region = self._decorated(func)
+        region, cast = self._decorated(func)
         env = self._parameters(func, args, named)
-        regions = tuple(self.regions) if region is None else (*self.regions, region)
+        if cast is not None:
+            env = {name: _recast(value, cast) for name, value in env.items()}
+        regions = self.regions if region is None else (*self.regions, region)
         key = (place, func.bound, tuple(env.items()), regions, tuple(self.weights), self.muted > 0, id(func.env))
         held = self.memo.get(key) if func.env is None and function.name != "__init__" else None
         if held is not None:
             self.casts.update(held[1])
             return held[0]
         before = dict(self.casts)
-        result = self._run(func, env, region)
+        result = self._run(func, env, region, at)
         added = {name: casts for name, casts in self.casts.items() if before.get(name) != casts}
         self.memo[key] = (result, added)
         return result
 
-    def _run(self, func: Func, env: dict[str, Value], region: Region | None) -> Value:
+    def _run(self, func: Func, env: dict[str, Value], region: Region | None, at: int) -> Value:
         function = func.function
         place = (func.module.path, function.at)
         outer: Mapping[str, Value] = func.env if func.env is not None else {}
         frame = Frame(
             func.module, env, outer, func.cls, func.bound, function.name in ("__init__", "setup", "__post_init__")
         )
-        if region is not None:
-            self.regions.append(region)
-            self.entered(region)
-        if self.regions and self.live:
-            self.visited.add(place)
+        self.sites.append((self.path, at) if at else None)
         self.active.append(place)
+        path, self.path = self.path, func.module.path
         try:
-            self.in_frame(frame, function.body)
+            with self.inside_of(region, function.at):
+                if self.live:
+                    self.visited.add(place)
+                self.in_frame(frame, function.body)
         finally:
+            self.path = path
             self.active.pop()
-            if region is not None:
-                self.regions.pop()
+            self.sites.pop()
         if function.is_generator:
             return Many(reduce(join, frame.yields)) if frame.yields else NOTHING
         if has_decorator(function, "contextmanager"):
             return NOTHING
         return reduce(join, frame.returns) if frame.returns else Const.of(None)
 
-    def _decorated(self, func: Func) -> Region | None:
-        """The region that a decorator puts around a function."""
+    def _decorated(self, func: Func) -> tuple[Region | None, DType | None]:
+        """The region that a decorator puts around a function, and the dtype to which it casts the arguments."""
         for decorator in func.function.decorators:
             if not any(word in dotted_text(decorator) for word in ("autocast", "custom_fwd", "amp")):
                 continue
             if isinstance(decorator, ir.Call) and dotted_text(decorator).endswith("custom_fwd"):
                 cast_inputs = next((arg.value for arg in decorator.args if arg.keyword == "cast_inputs"), None)
                 given = self.aside(func.module, cast_inputs, func.cls, {})
-                return _NO_REGION if cast_inputs is not None and not is_none(given) else None
+                return (None, None) if cast_inputs is None or is_none(given) else (_NO_REGION, dtype_of(given))
             region = region_of(self.aside(func.module, decorator, func.cls, {}))
             if region is not None:
-                return region
-        return None
+                return region, None
+        return None, None
 
     def _parameters(self, func: Func, args: Sequence[Value], named: Named) -> dict[str, Value]:
         given = [*(value for key, value in func.partial if key is None), *args]
@@ -335,3 +336,12 @@ class Calls(Evaluation):
                 return Tensor()
         number = func.function.name == "__init__" or param.name.lower() in OPTIONS
         return Opaque(key, param.name, number=number)
+
+
+def _recast(value: Value, dtype: DType) -> Value:
+    """An argument as ``custom_fwd(cast_inputs=dtype)`` hands it on: its float tensors in that dtype."""
+    if isinstance(value, Tensor) and not value.dtypes <= {"int", "bool"}:
+        return Tensor(dtype.dtypes, assumed=dtype.assumed)
+    if isinstance(value, Opaque) and value.origin:
+        return replace(value, dtypes=dtype.dtypes, origin="")
+    return value

@@ -144,6 +144,8 @@ class Evaluation(Models):
         base, index = self.eval(target.base), self.eval(target.index)
         if isinstance(base, Table) and isinstance(index, Const):
             self.bind(target.base, base.put(index.value, value), at)
+        elif isinstance(base, Tensor) and _picks(index):
+            self.apply("index_put_", [base, index, value], {}, at)
         elif isinstance(base, Tensor):
             self.apply("setitem_", [base, value], {}, at)
 
@@ -213,7 +215,7 @@ class Evaluation(Models):
         if isinstance(base, Info):
             return info_attribute(base, name)
         if isinstance(base, (Tensor, Opaque)) and name == "dtype":
-            return DType(base.dtypes)
+            return DType(base.dtypes if base.origin != "model" else ANY)
         if isinstance(base, Tensor):
             return _tensor_attribute(base, name)
         if isinstance(base, Items) and name in ("values", "indices") and len(base.items) == 2:
@@ -232,7 +234,8 @@ class Evaluation(Models):
             return held
         if name == "module":
             return base
-        return Opaque((base.id, name), name, number=base.number or name.lower() in OPTIONS or name in _TENSOR_WORDS)
+        number = base.number or name.lower() in OPTIONS or name in _TENSOR_WORDS
+        return part_of(base, Opaque((base.id, name), name, number=number), name)
 
     def _of_package(self, base: Package, name: str) -> Value:
         if base.module is not None:
@@ -263,7 +266,7 @@ class Evaluation(Models):
         if has_decorator(function, "classmethod"):
             return replace(method, bound=base)
         if bound is not None and (has_decorator(function, "property") or has_decorator(function, "cached_property")):
-            return self.follow(replace(method, bound=bound), [], {}, function.at)
+            return self.follow(replace(method, bound=bound), [], {}, 0)
         return replace(method, bound=bound) if bound is not None else method
 
     def _methods(self, cls: project.ClassRef) -> dict[str, tuple[project.ClassRef, ir.Function]]:
@@ -310,7 +313,8 @@ class Evaluation(Models):
         if isinstance(base, Tensor):
             return base
         if isinstance(base, Opaque):
-            return replace(base, id=(base.id, "[]")) if base.id else base
+            key = index.value if isinstance(index, Const) else None
+            return part_of(base, replace(base, id=(base.id, "[]"), origin=""), str(key)) if base.id else base
         return NOTHING
 
     def _eval_slice(self, node: ir.Slice) -> Value:
@@ -475,6 +479,12 @@ class Evaluation(Models):
         return None
 
 
+def _picks(index: Value) -> bool:
+    """Whether an index holds tensors or lists, so that writing to it is ``index_put_`` and not a copy to a view."""
+    parts = index.items if isinstance(index, Items) else (index,)
+    return any(isinstance(part, (Tensor, Many)) for part in parts)
+
+
 def region_of(value: Value) -> Region | None:
     """The autocast region that entering a value enters; one of which nothing is known if it only sounds like one."""
     for option in options(value):
@@ -483,6 +493,15 @@ def region_of(value: Value) -> Region | None:
         if isinstance(option, Opaque) and "autocast" in option.text.lower():
             return Region("cuda", ANY, None, assumed=True)
     return None
+
+
+def part_of(output: Opaque, part: Opaque, name: str) -> Opaque:
+    """``part`` as the part of that name of a model's output: in the region's dtype too, unless it is a loss."""
+    if output.origin != "model" or part.number:
+        return part
+    if "loss" in name.lower():
+        return replace(part, dtypes=ANY, origin="")
+    return replace(part, dtypes=output.dtypes, origin="model")
 
 
 def dotted_text(node: ir.Expr) -> str:

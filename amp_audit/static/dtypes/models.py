@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import reduce
 
 from amp_audit.static.dtypes import surface
@@ -10,6 +11,7 @@ from amp_audit.static.dtypes.arguments import (
     Named,
     autocast,
     cast_target,
+    dtype_of,
     finfo,
     flat,
     layers_in,
@@ -17,8 +19,9 @@ from amp_audit.static.dtypes.arguments import (
     new_tensor,
     params_in,
     told_dtype,
+    torch_dtype,
 )
-from amp_audit.static.dtypes.ops import Operations
+from amp_audit.static.dtypes.ops import DEFAULT, Operations
 from amp_audit.static.dtypes.record import Cast, Place, Training
 from amp_audit.static.dtypes.values import (
     ANY,
@@ -63,11 +66,37 @@ _TRANSPARENT = frozenset(
 _MODEL_SELF = frozenset(
     {"cuda", "cpu", "xpu", "to", "train", "eval", "requires_grad_", "compile", "share_memory", "apply", "to_empty"}
 )
+_EPS = {
+    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"), 1e-8),
+    "Adagrad": 1e-10,
+    "Adadelta": 1e-6,
+}
+"""The optimizers of torch that divide by a state to which they add eps, and its default."""
+_SETS_DEFAULT = frozenset({"torch.set_default_dtype", "torch.set_default_tensor_type"})
 _MODEL_KINDS = (Layer, Object, Opaque)
+_TELLING = frozenset({"parameters", "named_parameters", "train", "eval", "zero_grad"})
+"""Methods by whose calls a model is known, whatever made it."""
 
 
 class Models(Operations):
-    """What methods and library functions do to tensors, models and optimizers."""
+    """What methods and library functions do to tensors, models and optimizers. ``models`` are known to be models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models: set[Hashable] = set()
+        self.idle_scalers: set[Hashable] = set()  # built with enabled=False
+        self.eps: dict[Hashable, float | None] = {}  # of optimizers that add one to a low-precision denominator
+        self.fused: set[Hashable] = set()  # optimizers that unscale their gradients themselves
+
+    def called_out_of_sight(self, base: Opaque, text: str, args: Sequence[Value], named: Named, at: int) -> Opaque:
+        """The result of code that cannot be read, ``base`` or a method of it. What a model gives in a live region
+        is taken to be in its dtype, as the output of a linear layer or a convolution is.
+        """
+        self.foreign_call("model" if base.id in self.models else "call", args, named, at)
+        live = self.live
+        if live is None or base.id not in self.models or "loss" in text.lower():
+            return Opaque((self.path, at), text)
+        return Opaque((self.path, at), text, dtypes=live.dtypes, origin="model")
 
     def method(self, base: Value, name: str, args: Sequence[Value], named: Named, at: int) -> Value:
         """The result of ``base.name(...)`` for what is no object of the project."""
@@ -91,7 +120,8 @@ class Models(Operations):
                 self._trained(base)
             return NOTHING
         if name in ("step", "unscale_") and args and isinstance(args[0], Optimizer):
-            self.record.scaled.add(args[0].id)
+            if self._scales(base) and (name == "unscale_" or args[0].id not in self.fused):
+                self.record.scaled.add(args[0].id)
             self._trained(args[0])
             return NOTHING
         if name == "backward":
@@ -104,6 +134,15 @@ class Models(Operations):
             if found is not None:
                 return found
         return self._of_tensor(base, name, args, named, at)
+
+    def _scales(self, base: Value) -> bool:
+        """Whether a thing that steps optimizers is torch's GradScaler, or is called like one and may be one."""
+        if not isinstance(base, Opaque) or base.id in self.idle_scalers:
+            return False
+        library = self.libraries.get(base.id)
+        if library is not None:
+            return library.startswith("torch.") and library.rpartition(".")[2] == "GradScaler"
+        return "scaler" in base.text.lower()
 
     def _of_table(self, base: Table, name: str, args: Sequence[Value]) -> Value:
         values = [value for _, value in base.items]
@@ -119,6 +158,8 @@ class Models(Operations):
         self, base: Layer | Object | Opaque, name: str, args: Sequence[Value], named: Named, at: int
     ) -> Value | None:
         """What a model does on ``name``; None for a name that speaks of a tensor."""
+        if name in _TELLING:
+            self.models.add(base.id)
         if name in ("parameters", "buffers"):
             return Params(frozenset({base.id}))
         if name in ("named_parameters", "named_buffers"):
@@ -136,11 +177,13 @@ class Models(Operations):
             return Many(Opaque((base.id, "[]")))
         if isinstance(base, (Layer, Object)):
             return NOTHING
-        return Opaque((self.path, at), name) if surface.effect_of(name) is None else None
+        if surface.effect_of(name) is not None:
+            return None
+        return self.called_out_of_sight(base, name, args, named, at)
 
     def _cast(self, base: Layer | Object | Opaque, target: DType, at: int) -> Value:
-        if not base.id:
-            return Tensor(target.dtypes, assumed=target.assumed)
+        if not base.id or (isinstance(base, Opaque) and base.origin == "model"):
+            return Tensor(target.dtypes, "", target.assumed, origin="cast")
         low = target.dtypes & HALVES
         for key in [key for key in self.casts if key != base.id and self.inside(key, base.id)]:
             if not low:
@@ -150,11 +193,12 @@ class Models(Operations):
             self.casts[base.id] = frozenset({cast})
             for optimizer, params in self.optimizers.items():
                 if not params.partly and any(self.inside(base.id, owner) for owner in params.of):
-                    self.pending[Training(cast, _place(optimizer), target.assumed)] = None
+                    eps = self.eps.get(optimizer)
+                    self.pending[Training(cast, _place(optimizer), target.assumed, eps)] = None
         else:
             self.casts.pop(base.id, None)
             self.pending = {one: None for one in self.pending if not self.inside(one.cast.of, base.id)}
-        return Opaque(base.id, base.text, dtypes=target.dtypes) if isinstance(base, Opaque) else base
+        return Opaque(base.id, base.text, dtypes=target.dtypes, origin="cast") if isinstance(base, Opaque) else base
 
     def inside(self, part: Hashable, whole: Hashable) -> bool:
         """Whether one model is another, or a part of it."""
@@ -186,13 +230,17 @@ class Models(Operations):
         if last == "autocast" and root.startswith("torch"):
             return autocast(root, args, named)
         if dotted.startswith("torch.optim.") and last[:1].isupper() and "lr_scheduler" not in dotted:
-            return self._optimizer(args, named, at)
+            return self._optimizer(dotted, args, named, at)
         if dotted.startswith("torch.nn.") and last in surface.LAYERS:
             return self._born(Layer((self.path, at), surface.LAYERS[last]), named, at)
         container = self._container(dotted, args, at)
         if container is not None:
             return container
+        if dotted in _SETS_DEFAULT and args:
+            self._set_default(args[0], at)
+            return NOTHING
         if dotted in _TRANSPARENT and args:
+            self.models.update(_models(args[0]))
             return args[0]
         if dotted.startswith(KEEPS_MASTER_WEIGHTS):
             self._managed(args, named)
@@ -219,18 +267,34 @@ class Models(Operations):
             if told is not None and isinstance(option, _MODEL_KINDS) and not told.dtypes & HALVES:
                 self._cast(option, told, at)
         self.libraries[self.path, at] = dotted
+        if last == "GradScaler" and _is(named.get("enabled"), False):
+            self.idle_scalers.add((self.path, at))
         return self._born(Opaque((self.path, at), last), named, at)
+
+    def _set_default(self, value: Value, at: int) -> None:
+        """``torch.set_default_dtype(value)``: what is built from here on has that dtype."""
+        dtype = torch_dtype(value.value) if isinstance(value, Const) and isinstance(value.value, str) else None
+        told = dtype or dtype_of(value)
+        if told.dtypes & HALVES:
+            cast = Cast((self.path, at), told.dtypes, DEFAULT, default=True)
+            self.casts[DEFAULT] = frozenset({cast})
+        else:
+            self.casts.pop(DEFAULT, None)
 
     def _born(self, model: Layer | Opaque, named: Named, at: int) -> Value:
         """A model as its constructor or ``from_pretrained`` makes it, in the dtype it is told."""
         told = told_dtype(named) or told_dtype({"dtype": named["torch_dtype"]} if "torch_dtype" in named else {})
         if told is not None and told.dtypes & HALVES:
             self.casts[model.id] = frozenset({Cast((self.path, at), told.dtypes, model.id)})
+        elif told is None and DEFAULT in self.casts:
+            self.casts[model.id] = frozenset(replace(cast, of=model.id) for cast in self.casts[DEFAULT])
         return model
 
     def _container(self, dotted: str, args: Sequence[Value], at: int) -> Value | None:
         if dotted == "torch.nn.Sequential":
-            return Layer((self.path, at), "sequential", tuple(layers_in(args)))
+            parts = tuple(layers_in(args))
+            self.heap.setdefault((self.path, at), {})["<parts>"] = Items(parts)
+            return Layer((self.path, at), "sequential", parts)
         if dotted == "torch.nn.ModuleList":
             return args[0] if args and isinstance(args[0], (Items, Many)) else Many(NOTHING) if args else Items(())
         if dotted == "torch.nn.ModuleDict":
@@ -247,20 +311,37 @@ class Models(Operations):
         own = as_tensor(args[0]) if args else None
         return own if own is not None and own.dtypes != ANY else Tensor(FLOAT32)
 
-    def _optimizer(self, args: Sequence[Value], named: Named, at: int) -> Value:
+    def _optimizer(self, dotted: str, args: Sequence[Value], named: Named, at: int) -> Value:
         optimizer = Optimizer((self.path, at))
         given = args[0] if args else named.get("params", NOTHING)
         params = params_in(given)
         if params is None:
             return optimizer
         self.optimizers[optimizer.id] = params
+        self.models.update(params.of)
+        if _is(named.get("fused"), True):
+            self.fused.add(optimizer.id)
+        else:
+            self.eps[optimizer.id] = _eps(dotted.rpartition(".")[2], named)
         if params.partly:
             return optimizer
         for key, casts in self.casts.items():
             if any(self.inside(key, owner) for owner in params.of):
                 for cast in casts:
-                    self.record.trainings[Training(cast, (self.path, at))] = None
+                    self.record.trainings[Training(cast, (self.path, at), eps=self.eps.get(optimizer.id))] = None
         return optimizer
+
+
+def _is(value: Value | None, wanted: object) -> bool:
+    return isinstance(value, Const) and value.value is wanted
+
+
+def _eps(kind: str, named: Named) -> float | None:
+    """The eps of an optimizer of torch; None if it has none or it cannot be told."""
+    given = named.get("eps")
+    if given is None:
+        return _EPS.get(kind)
+    return given.number if isinstance(given, Const) and kind in _EPS else None
 
 
 def _place(optimizer: Hashable) -> Place:

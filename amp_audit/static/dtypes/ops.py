@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.arguments import Named, cast_target, flat, is_device, is_dtype, numbers_of, told_dtype
-from amp_audit.static.dtypes.record import Cast, Record, Training, Use
+from amp_audit.static.dtypes.record import Cast, Place, Record, Training, Use
 from amp_audit.static.dtypes.values import (
     ANY,
     FLOAT32,
@@ -15,11 +17,13 @@ from amp_audit.static.dtypes.values import (
     NOTHING,
     NUMBER,
     Const,
+    DType,
     Dtypes,
     Items,
     Layer,
     Many,
     Opaque,
+    Origin,
     Params,
     Region,
     Tensor,
@@ -31,14 +35,30 @@ from amp_audit.static.dtypes.values import (
 )
 
 _ANY_TENSOR = Tensor()
+DEFAULT = "<default dtype>"
+"""The key under which ``casts`` holds the default dtype, where it is low."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A region that is open: where it was entered, and under how many calls."""
+
+    region: Region
+    place: Place | None = None
+    depth: int = 0
 
 
 class Operations(abc.ABC):
-    """The state of the walk that ops depend on, and what ops do. ``region`` is the innermost autocast region."""
+    """The state of the walk that ops depend on, and what ops do. ``region`` is the innermost autocast region.
+
+    ``active`` are the functions in progress, ``sites`` the calls that led into them.
+    """
 
     def __init__(self) -> None:
         self.record = Record()
-        self.regions: list[Region] = []
+        self.entries: list[Entry] = []
+        self.active: list[Place] = []
+        self.sites: list[Place | None] = []
         self.weights: list[Dtypes] = []
         self.casts: dict[Hashable, frozenset[Cast]] = {}
         self.heap: dict[Hashable, dict[str, Value]] = {}
@@ -50,7 +70,25 @@ class Operations(abc.ABC):
 
     @property
     def region(self) -> Region | None:
-        return self.regions[-1] if self.regions else None
+        return self.entries[-1].region if self.entries else None
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The open regions, the innermost last."""
+        return tuple(entry.region for entry in self.entries)
+
+    @contextmanager
+    def inside_of(self, region: Region | None, at: int) -> Iterator[None]:
+        """Run something in a region entered at ``at`` of the module at hand (None: in no further one)."""
+        if region is None:
+            yield
+            return
+        self.entries.append(Entry(region, (self.path, at), len(self.active)))
+        self.record.live_modules.setdefault(self.path, set()).add(region)
+        try:
+            yield
+        finally:
+            self.entries.pop()
 
     @property
     def live(self) -> Region | None:
@@ -72,15 +110,24 @@ class Operations(abc.ABC):
         if effect == "shape":
             return Many(NUMBER)
         tensors = [part for part in map(as_tensor, self._tensor_arguments(name, args, named)) if part is not None]
-        numbers = numbers_of(name, args, named)
+        numbers = (*numbers_of(name, args, named), *_filling(op, name, tensors))
         result = self._result(op, name, effect, tensors, args, named, numbers)
-        by = name if result.dtypes & HALVES and effect == "listed" else next((t.by for t in tensors if t.by), "")
-        if not result.dtypes & HALVES or effect in ("like", "factory"):
-            by = ""
-        assumed = any(t.assumed for t in tensors) or bool(region and region.assumed and effect == "listed")
-        scalar = _is_scalar(name, effect, tensors, args, named)
-        result = Tensor(result.dtypes, by, assumed or result.assumed, scalar)
-        self._use(op, result, numbers, at)
+        listed = bool(region) and effect == "listed"
+        by = name if result.low and effect == "listed" else next((t.by for t in tensors if t.by), "")
+        origin = _origin(result, tensors, region is not None and listed and surface.kind_of(name, device) == "lower")
+        if not result.low or effect in ("like", "factory"):
+            by, origin = "", ""
+        assumed = any(t.assumed for t in tensors) or bool(region and region.assumed and listed)
+        result = Tensor(
+            result.dtypes,
+            by,
+            assumed or result.assumed,
+            _is_scalar(name, effect, tensors, args, named),
+            origin,
+            _last(name, effect, tensors),
+            _filled(name, effect, tensors, numbers),
+        )
+        self._use(op, result, numbers, tensors, at)
         return self._shaped(op, name, effect, result, named)
 
     def _tensor_arguments(self, name: str, args: Sequence[Value], named: Named) -> list[Value]:
@@ -121,7 +168,7 @@ class Operations(abc.ABC):
         if effect in ("int", "integers"):
             return Tensor(frozenset({"int"}))
         if effect == "factory":
-            return Tensor(FLOAT32)
+            return Tensor(self.default_dtypes)
         if effect == "promote":
             return Tensor(_promoted(name, tensors, args, numbers))
         if effect == "listed":
@@ -143,13 +190,38 @@ class Operations(abc.ABC):
             return own
         return ANY if kind == "banned" else FLOAT32
 
-    def _use(self, op: str, result: Tensor, numbers: tuple[tuple[str, Const], ...], at: int) -> None:
+    def _use(
+        self, op: str, result: Tensor, numbers: tuple[tuple[str, Const], ...], tensors: Sequence[Tensor], at: int
+    ) -> None:
+        """Note that an op is applied, unless the code here is run in another precision only."""
         if self.muted:
             return
-        computes = result.dtypes
-        assumed = result.assumed or bool(self.region and self.region.assumed)
-        use = Use(op, (self.path, at), computes, numbers, self.region, result.by, assumed)
-        self.record.uses[use] = None
+        place = (self.path, at)
+        entry = self.entries[-1] if self.entries else Entry(Region("", ANY))
+        deeper = self.entries and len(self.sites) > entry.depth
+        self.record.uses[
+            Use(
+                op,
+                place,
+                result.dtypes,
+                numbers,
+                tuple(tensors),
+                self.region,
+                entry.place,
+                self.sites[entry.depth] if deeper else place,
+                result.by,
+                result.assumed or bool(self.region and self.region.assumed),
+                result.origin,
+            )
+        ] = None
+
+    def foreign_call(self, op: str, args: Sequence[Value], named: Named, at: int) -> None:
+        """Note a call of code out of sight: the op ``call``, or ``model``, on the tensors it is handed."""
+        given = [inner for value in (*args, *named.values()) for inner in flat(value)]
+        tensors = [tensor for tensor in map(as_tensor, given) if tensor is not None and tensor.low]
+        if tensors:
+            first = tensors[0]
+            self._use(op, Tensor(ANY, first.by, first.assumed), (), tensors, at)
 
     def _shaped(self, op: str, name: str, effect: str | None, result: Tensor, named: Named) -> Value:
         several = effect == "pair" or (name in ("max", "min", "median") and "dim" in named)
@@ -190,6 +262,12 @@ class Operations(abc.ABC):
             return Tensor(self.live.dtypes, "linear" if not known.by else known.by, self.live.assumed)
         return join(last, value)
 
+    @property
+    def default_dtypes(self) -> Dtypes:
+        """The dtype of what is built without one."""
+        low = frozenset(dtype for cast in self.casts.get(DEFAULT, ()) for dtype in cast.dtypes)
+        return low or FLOAT32
+
     def weight_dtypes(self, model: Value) -> Dtypes:
         """The dtype of the parameters of a model: what it or a model around it was cast to, else float32 or unknown."""
         found = self.casts.get(getattr(model, "id", None))
@@ -203,12 +281,12 @@ class Operations(abc.ABC):
         target = cast_target(name, args, named)
         if target is not None:
             found = as_tensor(base)
-            by = f".{name}()" if target.dtypes & HALVES else ""
-            return Tensor(target.dtypes, by, target.assumed) if found is not None else NOTHING
+            return self._cast_tensor(found, target, name, at) if found is not None else NOTHING
         if name in ("to", "type"):
             return self._to(base, args)
         if name == "type_as":
-            return as_tensor(args[0]) or _ANY_TENSOR if args else _ANY_TENSOR
+            like = as_tensor(args[0]) or _ANY_TENSOR if args else _ANY_TENSOR
+            return self._cast_tensor(as_tensor(base) or _ANY_TENSOR, DType(like.dtypes, like.assumed), name, at)
         if surface.effect_of(name) is None and name not in ("fill_", "zero_", "copy_"):
             return NOTHING
         return self.apply(name, [base, *args], named, at)
@@ -221,9 +299,15 @@ class Operations(abc.ABC):
                 return Tensor(own.dtypes | ANY if not is_dtype(arg.text) else ANY)
         return own
 
-    def entered(self, region: Region) -> None:
-        """Note that a region is entered in the module at hand."""
-        self.record.live_modules.setdefault(self.path, set()).add(region)
+    def _cast_tensor(self, base: Tensor, target: DType, name: str, at: int) -> Tensor:
+        """``base`` in another dtype. What it is filled with goes along, as ``value`` of the op ``to``."""
+        low = bool(target.dtypes & HALVES)
+        by = f".{name}()" if low else base.by if base.low else ""
+        origin: Origin = "cast" if low or base.dtypes != target.dtypes else ""
+        numbers = (("value", base.filled),) if base.filled is not None else ()
+        result = Tensor(target.dtypes, by, target.assumed, base.scalar, origin, base.last, base.filled)
+        self._use("to", result, numbers, [base], at)
+        return result
 
 
 def _widest(tensors: Sequence[Tensor]) -> Dtypes:
@@ -243,6 +327,45 @@ def _is_scalar(name: str, effect: str | None, tensors: Sequence[Tensor], args: S
         return isinstance(reduction, Const) and reduction.value != "none"
     kept = effect in ("same", "promote", "listed", "bool") and name not in surface.RESHAPING
     return kept and bool(tensors) and all(tensor.scalar for tensor in tensors)
+
+
+def _origin(result: Tensor, tensors: Sequence[Tensor], lowered: bool) -> Origin:
+    """Why the result is low: a region's op list, or what its tensors have it from."""
+    if not result.low:
+        return ""
+    return "region" if lowered else next((tensor.origin for tensor in tensors if tensor.low and tensor.origin), "")
+
+
+def _last(name: str, effect: str | None, tensors: Sequence[Tensor]) -> str:
+    """The op that computed the numbers of a result; one that moves them about does not count."""
+    if name in surface.MOVES or effect in ("many", "pair"):
+        return tensors[0].last if tensors else ""
+    return name
+
+
+def _filling(op: str, name: str, tensors: Sequence[Tensor]) -> tuple[tuple[str, Const], ...]:
+    """What a tensor is filled with that is added, or written, to another one: as if the number itself were."""
+    if name not in ("add", "sub", "setitem", "where"):
+        return ()
+    own = tensors[1:] if surface.in_place(op) else tensors
+    return tuple(("other", tensor.filled) for tensor in own if tensor.filled is not None)
+
+
+def _filled(
+    name: str, effect: str | None, tensors: Sequence[Tensor], numbers: tuple[tuple[str, Const], ...]
+) -> Const | None:
+    """The constant that some elements of a result are: what they are filled with, or what a mask is multiplied by."""
+    own = {key: value for key, value in numbers if value.number is not None}
+    for key in ("value", "fill_value"):
+        if key in own and name in ("masked_fill", "fill", "full", "full_like", "new_full", "index_fill"):
+            return own[key]
+    if name == "where":
+        return max(own.values(), key=lambda value: abs(value.number or 0.0), default=None)
+    if name == "mul" and "other" in own and not any(tensor.low for tensor in tensors):
+        return own["other"]
+    if name in surface.MOVES or name in ("triu", "tril"):
+        return tensors[0].filled if tensors else None
+    return None
 
 
 def _promoted(

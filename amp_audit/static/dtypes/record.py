@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from amp_audit.static.dtypes.values import (
     Const,
     Dtypes,
+    Origin,
     Region,
+    Tensor,
 )
 
 Place = tuple[str, int]
@@ -19,35 +21,45 @@ Place = tuple[str, int]
 class Use:
     """An op that the code applies: ``computes`` is the dtype it runs in, after what its region does to it.
 
-    ``numbers`` are its constant arguments by the names of their parameters. ``region`` is None outside of any.
+    ``numbers`` are its constant arguments by the names of their parameters, ``tensors`` the other ones as they come.
+    ``region`` is None outside of any; ``entry`` is where it was entered, and ``call`` the call by which the code that
+    entered it gets to this op: the op itself if it stands in that code. ``origin`` says where its dtype is from.
     """
 
     op: str
     place: Place
     computes: Dtypes
-    numbers: tuple[tuple[str, Const], ...]
-    region: Region | None
-    by: str
-    assumed: bool
+    numbers: tuple[tuple[str, Const], ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+    region: Region | None = None
+    entry: Place | None = None
+    call: Place | None = None
+    by: str = ""
+    assumed: bool = False
+    origin: Origin = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """A model made low-precision at a place; ``name`` is what the code calls it."""
+    """A model made low-precision at a place; ``name`` is what the code calls it. ``default``: it was built while that
+    place had made the dtype the default.
+    """
 
     place: Place
     dtypes: Dtypes
     of: Hashable
     name: str = ""
+    default: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Cast parameters in the hands of an optimizer of ``torch.optim``. ``scaled``: a GradScaler steps it."""
+    """Cast parameters in the hands of an optimizer of ``torch.optim``. ``eps`` is the optimizer's, if it has one."""
 
     cast: Cast
     optimizer: Place
     assumed: bool = False
+    eps: float | None = None
 
 
 @dataclass(slots=True)

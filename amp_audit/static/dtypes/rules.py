@@ -1,32 +1,31 @@
 """Which dtype a tensor has where, and the rules that ask for it.
 
-The program is run abstractly (``dtype_walk``): first every function that enters a region, casts or trains, then the
+The program is run abstractly (``walk``): first every function that enters a region, casts or trains, then the
 ``forward`` of each model that no such run came by, under the region in which the project trains. The rules' ``op``
 detectors are held against the ops that were met on the way.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
-from amp_audit import policy
 from amp_audit.model import Confidence
-from amp_audit.rulebook import Detector, Rule, Rulebook, RuleError
+from amp_audit.rulebook import Rulebook
 from amp_audit.static import ir
 from amp_audit.static.deep import with_deep_stack
-from amp_audit.static.dtypes import surface
-from amp_audit.static.dtypes.record import Training, Use
-from amp_audit.static.dtypes.values import HALVES, LOW, Const, Region, rounded
+from amp_audit.static.dtypes import matching, trainings
+from amp_audit.static.dtypes.values import Region
 from amp_audit.static.dtypes.walk import Walk
 from amp_audit.static.project import ClassRef, FunctionRef, ModuleRef, Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.traverse import statements
 
-_PRECISION_WORDS = frozenset({"autocast", "half", "bfloat16", "float16", "custom_fwd"})
+_PRECISION_WORDS = frozenset(
+    {"autocast", "half", "bfloat16", "float16", "custom_fwd", "set_default_dtype", "set_default_tensor_type"}
+)
 _TRAINS = re.compile(r"backward$|step$|clip_grad|zero_grad|autograd|state_dict|^save$")
 _IMPORTING_WORDS = frozenset({"importlib", "import_module", "__import__"})
 _TRAINING_WORDS = frozenset({"optim", "optimizer", "backward"})
@@ -37,13 +36,33 @@ def find(project: Project, book: Rulebook) -> list[RawFinding]:
     if not any(_PRECISION_WORDS & module.words for module in project.modules.values()):
         return []
     walk = with_deep_stack(lambda: _run(project))
-    found = [*_of_uses(walk, book), *_of_casts(walk, book)]
     best: dict[tuple[str, str, int], RawFinding] = {}
-    for finding in found:
+    for finding in (*matching.of_uses(walk.record, book), *trainings.of_casts(walk, book)):
         held = best.get(finding.key)
         if held is None or held.confidence < finding.confidence:
             best[finding.key] = finding
-    return sorted(best.values(), key=lambda finding: (finding.path, finding.at, finding.rule.id))
+    return sorted(_settled([*best.values()]), key=lambda finding: (finding.path, finding.at, finding.rule.id))
+
+
+def _settled(found: list[RawFinding]) -> Iterator[RawFinding]:
+    """One hazard, one finding: at one place a rule gives way to those it yields to, which then tell of it."""
+    by_place: dict[tuple[str, int], list[RawFinding]] = {}
+    for finding in found:
+        by_place.setdefault((finding.path, finding.at), []).append(finding)
+    for group in by_place.values():
+        beaten: dict[str, list[RawStep]] = {}
+        for loser in group:
+            winner = next((one for one in group if one.rule.id in loser.rule.yields_to and _as_sure(one, loser)), None)
+            if winner is not None:
+                step = RawStep(loser.path, loser.at, loser.rule.summary, loser.rule.id)
+                beaten.setdefault(winner.rule.id, []).append(step)
+            else:
+                yield replace(loser, related=(*loser.related, *beaten.get(loser.rule.id, ())))
+
+
+def _as_sure(winner: RawFinding, loser: RawFinding) -> bool:
+    """Whether the winner will be shown if the loser would be."""
+    return winner.confidence >= min(loser.confidence, Confidence.MEDIUM)
 
 
 def _run(project: Project) -> Walk:
@@ -150,134 +169,3 @@ def _outer_first(project: Project, paths: Iterable[str]) -> list[ClassRef]:
         for word in cls.cls.words:
             spoken[word] = spoken.get(word, 0) + 1
     return sorted(classes, key=lambda cls: spoken.get(cls.cls.name, 0) - (cls.cls.name in cls.cls.words) > 0)
-
-
-# Ops
-
-
-def _of_uses(walk: Walk, book: Rulebook) -> Iterator[RawFinding]:
-    detectors: dict[str, list[tuple[Rule, Detector]]] = {}
-    for rule, detector in book.detectors("static", "op"):
-        _validate(rule, detector)
-        for target in detector.targets:
-            detectors.setdefault(target, []).append((rule, detector))
-    for use in walk.record.uses:
-        for rule, detector in detectors.get(surface.canonical(use.op), ()):
-            found = _match(use, detector)
-            if found is not None:
-                yield _finding(rule, detector, use, found)
-
-
-def _validate(rule: Rule, detector: Detector) -> None:
-    """Raises RuleError for options of an ``op`` detector that are not of the right kind."""
-    for key, kind in (("region", dict), ("constant", dict), ("inputs", list)):
-        if key in detector.options and not isinstance(detector.options[key], kind):
-            word = "a mapping" if kind is dict else "a list"
-            raise RuleError(f"{rule.id}: `{key}` of an `op` detector must be {word}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Match:
-    dtype: str
-    constant: Const | None
-    sure: bool
-
-
-def _match(use: Use, detector: Detector) -> _Match | None:
-    """Whether an op is what a detector looks for."""
-    if not _region_fits(use, detector.options.get("region")):
-        return None
-    wanted = detector.options.get("inputs")
-    dtypes = [*use.computes] if wanted is None else [dtype for dtype in use.computes if dtype in wanted or dtype == LOW]
-    constant = detector.options.get("constant")
-    for dtype in dtypes:
-        concrete = "float16" if dtype == LOW else dtype
-        sure = len(use.computes) == 1 and dtype != LOW
-        if constant is None:
-            return _Match(concrete, None, sure or wanted is None)
-        for name, value in use.numbers:
-            if _constant_fits(name, value, constant, concrete):
-                return _Match(concrete, value, sure)
-    return None
-
-
-def _region_fits(use: Use, wanted: Mapping[str, object] | None) -> bool:
-    region = use.region
-    for key, value in (wanted or {}).items():
-        if key == "live" and (region is not None and region.live) is not value:
-            return False
-        if key == "policy":
-            if region is None or not region.live:
-                return False
-            if surface.kind_of(use.op, region.device) != value:
-                return False
-    return True
-
-
-def _constant_fits(name: str, value: Const, wanted: Mapping[str, object], dtype: str) -> bool:
-    """``argument`` (names), ``beyond: finfo.max`` (finite, yet larger than the dtype holds), ``rounds_to`` (another
-    number than itself, in the dtype)."""
-    number = value.number
-    arguments = wanted.get("argument")
-    if number is None or (isinstance(arguments, list) and name not in arguments):
-        return False
-    if wanted.get("beyond") == "finfo.max":
-        return math.isfinite(number) and abs(number) > policy.MAX_FINITE.get(dtype, math.inf)
-    target = wanted.get("rounds_to")
-    return dtype in HALVES and number != target and rounded(number, dtype) == target
-
-
-def _finding(rule: Rule, detector: Detector, use: Use, match: _Match) -> RawFinding:
-    assumed = use.assumed or (match.constant is not None and match.constant.assumed)
-    confidence = Confidence.LOW if not match.sure else Confidence.MEDIUM if assumed else Confidence.HIGH
-    number = match.constant.number if match.constant is not None else None
-    facts = {"op": use.op, "dtype": match.dtype, "by": use.by or "a cast", "constant": number}
-    if use.region is not None and use.region.assumed:
-        facts["assumed"] = f"that the code runs under the project's {match.dtype} autocast"
-    value = f"{number:g}" if number is not None else ""
-    message = _filled(detector.message, {**facts, "value": value})
-    if assumed and message:
-        message += ", assuming that it runs in the project's autocast region" if use.region is not None else ""
-    path, at = use.place
-    return RawFinding(rule, path, at, message, confidence, detector.severity, facts=facts)
-
-
-def _filled(message: str, facts: Mapping[str, object]) -> str:
-    """``message`` with ``{word}`` replaced where it is a fact; other braces are left alone."""
-    return re.sub(r"\{(\w+)\}", lambda found: str(facts.get(found[1], found[0])), message)
-
-
-# Models that are cast and trained
-
-
-def _of_casts(walk: Walk, book: Rulebook) -> Iterator[RawFinding]:
-    detectors = [pair for pair in book.detectors("static", "op") if "cast" in pair[1].targets]
-    for training in walk.record.trainings:
-        facts = _facts(walk, training)
-        if facts is None:
-            continue
-        for rule, detector in detectors:
-            inputs = detector.options.get("inputs")
-            dtypes = training.cast.dtypes if inputs is None else training.cast.dtypes & {*inputs, LOW}
-            if dtypes and detector.holds(facts):
-                yield _cast_finding(rule, detector, training, facts)
-
-
-def _facts(walk: Walk, training: Training) -> dict[str, object] | None:
-    """What is known of a cast model in training; None if it is not trained in low precision after all."""
-    cast, record = training.cast, walk.record
-    if any(walk.inside(cast.of, owner) for owner in record.frozen | record.managed):
-        return None
-    near = any(walk.inside(cast.of, model) or walk.inside(model, cast.of) for model in record.live_calls)
-    dtype = next(iter(cast.dtypes)) if len(cast.dtypes) == 1 else LOW
-    return {"trained": True, "autocast": near, "scaler": training.optimizer in record.scaled, "dtype": dtype}
-
-
-def _cast_finding(rule: Rule, detector: Detector, training: Training, facts: Mapping[str, object]) -> RawFinding:
-    path, at = training.cast.place
-    unsure = facts["dtype"] not in ("float16", "bfloat16") or training.assumed
-    name = training.cast.name or "the model"
-    message = _filled(detector.message, {**facts, "name": name})
-    related = (RawStep(*training.optimizer, "its parameters go to this optimizer"),)
-    confidence = Confidence.MEDIUM if unsure else Confidence.HIGH
-    return RawFinding(rule, path, at, message, confidence, detector.severity, related, facts)

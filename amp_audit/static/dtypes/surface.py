@@ -22,12 +22,18 @@ Effect = Literal[
 told. ``like``: the dtype of its first tensor unless told. ``number``: a Python number. ``shape``: sizes.
 """
 
+_MOVES = """
+    view reshape reshape_as view_as transpose permute contiguous flatten unflatten ravel squeeze unsqueeze expand
+    expand_as repeat repeat_interleave tile broadcast_to t swapaxes swapdims transpose_ movedim moveaxis narrow
+    select index_select gather take take_along_dim masked_select roll flip fliplr flipud rot90 diagonal diag
+    diag_embed tril triu clone detach cpu cuda xpu requires_grad_ pin_memory alias unfold fold as_strided
+"""
+MOVES = frozenset(_MOVES.split())
+"""Ops that move numbers about and compute none."""
+
 _EFFECTS: Mapping[Effect, str] = {
-    "same": """
-        view reshape reshape_as view_as transpose permute contiguous flatten unflatten ravel squeeze unsqueeze expand
-        expand_as repeat repeat_interleave tile broadcast_to t swapaxes swapdims transpose_ movedim moveaxis narrow
-        select index_select gather take take_along_dim masked_select roll flip fliplr flipud rot90 diagonal diag
-        diag_embed tril triu clone detach cpu cuda xpu requires_grad_ pin_memory alias unfold fold as_strided
+    "same": f"""
+        {_MOVES}
         relu relu6 leaky_relu rrelu gelu silu mish elu selu celu hardtanh hardswish hardsigmoid hardshrink softshrink
         sigmoid tanh tanhshrink softsign logsigmoid logit glu erf erfc sin cos atan sqrt abs absolute neg negative sign
         floor ceil round trunc frac exp2 positive
@@ -85,6 +91,7 @@ DECIDED_BY: Mapping[str, str] = {
     "softmin": "softmax",
     "normalize": "linalg_vector_norm",
     "multi_head_attention_forward": "linear",
+    "grid_sample": "grid_sampler",
     "gru": "_cudnn_rnn",
     "lstm": "_cudnn_rnn",
     "rnn": "_cudnn_rnn",
@@ -154,6 +161,8 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "maximum": ("other",),
     "minimum": ("other",),
     "where": ("self", "other"),
+    "setitem": ("value",),
+    "index_put": ("indices", "value"),
 }
 """The parameters after the tensor, of ops that take a constant in the tensor's dtype."""
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from amp_audit import policy
 from amp_audit.static import ir
@@ -42,16 +42,31 @@ NAMES = {
 """The dtypes of torch by their names, as this module calls them (integers are one)."""
 
 
+Origin = Literal["", "region", "cast", "model"]
+"""Why a tensor has its dtype. ``region``: an op of a live region made it low. ``cast``: the code cast it; for float32
+only as long as no op has used it. ``model``: a model out of sight made it in a live region, and is taken to end in an
+op that the region lowers. Empty: none of these."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """``by``: the op that gave it its dtype, for messages. ``assumed``: its dtype rests on an assumption. ``scalar``:
-    it is known to have no dimension, and so does not widen the dtype of tensors that have.
+    it is known to have no dimension, and so does not widen the dtype of tensors that have. ``last``: the op that
+    computed it. ``filled``: a constant that some of its elements are.
     """
 
     dtypes: Dtypes = ANY
     by: str = ""
     assumed: bool = False
     scalar: bool = False
+    origin: Origin = ""
+    last: str = ""
+    filled: Const | None = None
+
+    @property
+    def low(self) -> bool:
+        """Whether it can be in low precision."""
+        return bool(self.dtypes & HALVES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +156,14 @@ class Opaque:
     """Something unknown that keeps its identity: a parameter, an attribute of one, the result of an unknown call.
 
     ``text``: the name by which the code calls it. ``number``: a size, a factor, an option: no tensor.
-    ``dtypes``: what it was cast to, should it be a tensor.
+    ``dtypes``: what it was cast to, should it be a tensor, or what it is as the output of a model (``origin``).
     """
 
     id: Hashable
     text: str = ""
     number: bool = False
     dtypes: Dtypes = ANY
+    origin: Origin = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +304,7 @@ def join(one: Value, two: Value) -> Value:
     if one == two:
         return one
     if isinstance(one, Tensor) and isinstance(two, Tensor):
-        by = one.by if one.by == two.by else one.by or two.by
-        return Tensor(one.dtypes | two.dtypes, by, one.assumed or two.assumed, one.scalar and two.scalar)
+        return _joined(one, two)
     if isinstance(one, Items) and isinstance(two, Items) and len(one.items) == len(two.items):
         return Items(tuple(map(join, one.items, two.items)))
     if isinstance(one, DType) and isinstance(two, DType):
@@ -301,6 +316,18 @@ def join(one: Value, two: Value) -> Value:
     if is_none(one) or is_none(two):
         return two if is_none(one) else one
     return _either(one, two)
+
+
+def _joined(one: Tensor, two: Tensor) -> Tensor:
+    return Tensor(
+        one.dtypes | two.dtypes,
+        one.by or two.by,
+        one.assumed or two.assumed,
+        one.scalar and two.scalar,
+        one.origin or two.origin,
+        one.last if one.last == two.last else "",
+        one.filled or two.filled,
+    )
 
 
 def _either(one: Value, two: Value) -> Value:
@@ -327,7 +354,9 @@ def element(value: Value) -> Value:
         return reduce(join, value.parts)
     if isinstance(value, Either):
         return reduce(join, map(element, value.options))
-    return Opaque((value, "[]")) if isinstance(value, Opaque) and value.id else NOTHING
+    if isinstance(value, Opaque) and value.id:
+        return Opaque((value, "[]"), dtypes=value.dtypes, origin=value.origin)
+    return NOTHING
 
 
 def is_none(value: Value) -> bool:
@@ -344,7 +373,11 @@ def as_tensor(value: Value) -> Tensor | None:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, Opaque):
-        return None if value.number else Tensor(value.dtypes)
+        return (
+            None
+            if value.number
+            else Tensor(value.dtypes, value.text if value.origin == "model" else "", origin=value.origin)
+        )
     if isinstance(value, Either):
         parts = [part for part in map(as_tensor, value.options) if part is not None]
         whole = _whole(parts)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from typing import Any, get_args
 
 from amp_audit.static import ir, project
 from amp_audit.static.dtypes.calls import Calls
 from amp_audit.static.dtypes.evaluate import ARITHMETIC, Frame, extended, has_decorator, region_of
+from amp_audit.static.dtypes.ops import Entry
 from amp_audit.static.dtypes.record import Cast
 from amp_audit.static.dtypes.values import (
     NOTHING,
@@ -46,7 +47,7 @@ _PRECISION_WORD = re.compile(
 
 _HANDLERS = {kind: f"_on_{kind.__name__.lower()}" for kind in get_args(ir.Stmt)}
 
-_PASSING = ("frames", "regions", "weights", "casts", "pending", "muted", "path", "active", "fuel")
+_PASSING = ("frames", "entries", "weights", "casts", "pending", "muted", "path", "active", "sites", "fuel")
 """What belongs to one entry."""
 
 
@@ -89,7 +90,7 @@ class Walk(Calls):
                 if cls is not None and not has_decorator(function, "staticmethod"):
                     bound = self.instance(cls, ("entry", module.path, cls.cls.at))
                 if live is not None:
-                    self.regions = [live]
+                    self.entries = [Entry(live)]
                 self.follow(Func(module, function, bound, None, cls), [], {}, 0)
             except OutOfFuel:
                 return
@@ -98,7 +99,8 @@ class Walk(Calls):
     def _detached(self) -> Iterator[None]:
         """Run something outside of what is going on, and come back."""
         kept = {name: getattr(self, name) for name in _PASSING}
-        self.frames, self.regions, self.weights, self.pending, self.muted, self.active = [], [], [], {}, 0, []
+        self.frames, self.entries, self.weights, self.pending, self.muted = [], [], [], {}, 0
+        self.active, self.sites = [], []
         try:
             yield
         finally:
@@ -235,19 +237,13 @@ class Walk(Calls):
         self.casts = _united(casts, self.casts)
 
     def _on_with(self, node: ir.With) -> bool:
-        entered = 0
-        for context, target in node.items:
-            value = self.eval(context)
-            if target is not None:
-                self.bind(target, value, node.at)
-            region = region_of(value)
-            if region is not None:
-                self.regions.append(region)
-                self.entered(region)
-                entered += 1
-        ended = self.block(node.body)
-        del self.regions[len(self.regions) - entered :]
-        return ended
+        with ExitStack() as entered:
+            for context, target in node.items:
+                value = self.eval(context)
+                if target is not None:
+                    self.bind(target, value, node.at)
+                entered.enter_context(self.inside_of(region_of(value), node.at))
+            return self.block(node.body)
 
     def _on_try(self, node: ir.Try) -> bool:
         before = dict(self.frame.env)

@@ -1,0 +1,208 @@
+"""The rules' ``op`` detectors held against the ops that the walk met.
+
+What a detector may ask for, all of which must hold:
+
+``inputs``    the dtypes in which the op computes, after what its region does to it
+``takes``     conditions on its tensors, each met by another one: ``dtype``; ``origin`` (region, cast, model);
+              ``last``, the op that computed it; ``foreign``, the half type that the region does not have
+``lacks``     dtypes that none of its tensors may have
+``constant``  a number it is given: ``argument`` (names), ``beyond`` or ``reaches`` (finfo.max), ``rounds_to``
+``region``    ``live``, ``disabled``, ``policy`` (the op list it is on), ``dtype``
+``outputs``   whether what models out of sight return counts as low precision; it does not unless said
+``at``        where the finding stands: the ``op``, the ``call`` that leads to it from the region, or the ``region``
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from amp_audit import policy
+from amp_audit.model import Confidence
+from amp_audit.rulebook import Detector, Rule, Rulebook, RuleError
+from amp_audit.static.dtypes import surface
+from amp_audit.static.dtypes.record import Place, Record, Use
+from amp_audit.static.dtypes.values import HALVES, LOW, Const, Tensor, rounded
+from amp_audit.static.raw import RawFinding, RawStep
+
+_KINDS: Mapping[str, type] = {
+    "region": dict,
+    "constant": dict,
+    "inputs": list,
+    "takes": list,
+    "lacks": list,
+    "outputs": bool,
+}
+
+
+def of_uses(record: Record, book: Rulebook) -> Iterator[RawFinding]:
+    """A finding for each op that is what a detector looks for. Raises RuleError for a detector that cannot be used."""
+    detectors: dict[str, list[tuple[Rule, Detector]]] = {}
+    for rule, detector in book.detectors("static", "op"):
+        validate(rule, detector)
+        for target in detector.targets:
+            detectors.setdefault(target, []).append((rule, detector))
+    for use in record.uses:
+        for rule, detector in detectors.get(surface.canonical(use.op), ()):
+            found = _match(use, detector)
+            if found is not None:
+                yield _finding(rule, detector, use, found)
+
+
+def validate(rule: Rule, detector: Detector) -> None:
+    """Raises RuleError for options of an ``op`` detector that are not of the right kind."""
+    for key, kind in _KINDS.items():
+        if key in detector.options and not isinstance(detector.options[key], kind):
+            word = {dict: "a mapping", list: "a list", bool: "true or false"}[kind]
+            raise RuleError(f"{rule.id}: `{key}` of an `op` detector must be {word}")
+    if detector.at not in (None, "op", "call", "region", "optimizer"):
+        raise RuleError(f"{rule.id}: `at` of an `op` detector must be op, call, region or optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """``guessed``: it rests on what a model out of sight is taken to return."""
+
+    dtype: str
+    constant: Const | None
+    sure: bool
+    guessed: bool = False
+
+
+def _match(use: Use, detector: Detector) -> _Match | None:
+    """Whether an op is what a detector looks for."""
+    options = detector.options
+    if not _region_fits(use, options.get("region")):
+        return None
+    taken = _taken(use, options.get("takes", ()))
+    if taken is None or any(tensor.dtypes & {*options.get("lacks", ())} for tensor in use.tensors):
+        return None
+    guessed = any(tensor.origin == "model" for tensor in taken) or ("inputs" in options and use.origin == "model")
+    if guessed and not options.get("outputs"):
+        return None
+    found = _computing(use, detector)
+    if found is None:
+        return None
+    sure = found.sure and all(len(tensor.dtypes) == 1 and LOW not in tensor.dtypes for tensor in taken)
+    dtype = found.dtype
+    if "inputs" not in options and taken:
+        dtype = next((name for tensor in taken for name in tensor.dtypes if name in HALVES), dtype)
+    return _Match("float16" if dtype == LOW else dtype, found.constant, sure, guessed)
+
+
+def _computing(use: Use, detector: Detector) -> _Match | None:
+    """Whether the dtype in which an op computes, and its constants, are those looked for."""
+    wanted = detector.options.get("inputs")
+    dtypes = [*use.computes] if wanted is None else [dtype for dtype in use.computes if dtype in wanted or dtype == LOW]
+    constant = detector.options.get("constant")
+    for dtype in dtypes:
+        concrete = "float16" if dtype == LOW else dtype
+        sure = len(use.computes) == 1 and dtype != LOW
+        if constant is None:
+            return _Match(concrete, None, sure or wanted is None)
+        for name, value in use.numbers:
+            if _constant_fits(name, value, constant, concrete):
+                return _Match(concrete, value, sure)
+    return None
+
+
+def _taken(use: Use, wanted: Sequence[Mapping[str, object]]) -> list[Tensor] | None:
+    """The tensors that meet the conditions, one for each; None if some condition is not met."""
+    left = [*use.tensors]
+    found: list[Tensor] = []
+    for condition in wanted:
+        tensor = next((tensor for tensor in left if _tensor_fits(tensor, condition, use)), None)
+        if tensor is None:
+            return None
+        found.append(tensor)
+        left.remove(tensor)
+    return found
+
+
+def _tensor_fits(tensor: Tensor, wanted: Mapping[str, object], use: Use) -> bool:
+    for key, value in wanted.items():
+        values = value if isinstance(value, list) else [value]
+        if key == "dtype" and not tensor.dtypes & {*values, *((LOW,) if HALVES & {*values} else ())}:
+            return False
+        if key == "origin" and tensor.origin not in values:
+            return False
+        if key == "last" and tensor.last not in values:
+            return False
+        if key == "foreign" and _is_foreign(tensor, use) is not value:
+            return False
+    return True
+
+
+def _is_foreign(tensor: Tensor, use: Use) -> bool:
+    """Whether a tensor surely has the half type that the region does not have."""
+    halves = HALVES - {LOW}
+    region = use.region.dtypes if use.region is not None else frozenset()
+    return len(region) == len(tensor.dtypes) == 1 and region != tensor.dtypes and region | tensor.dtypes == halves
+
+
+def _region_fits(use: Use, wanted: Mapping[str, object] | None) -> bool:
+    region = use.region
+    live = region is not None and region.live
+    for key, value in (wanted or {}).items():
+        if key == "live" and live is not value:
+            return False
+        if key == "disabled" and (region is not None and not live) is not value:
+            return False
+        if key == "dtype" and (region is None or not live or region.dtypes != {value}):
+            return False
+        if key == "policy" and (region is None or not live or _listed_as(use.op, region.device) != value):
+            return False
+    return True
+
+
+def _listed_as(op: str, device: str) -> str | None:
+    """The op list that an op is on. What writes into its tensor is on none."""
+    return None if surface.in_place(op) and surface.canonical(op) != op else surface.kind_of(op, device)
+
+
+def _constant_fits(name: str, value: Const, wanted: Mapping[str, object], dtype: str) -> bool:
+    """``argument`` (names), ``beyond: finfo.max`` (finite, yet larger than the dtype holds), ``reaches: finfo.max``
+    (as large as it holds), ``rounds_to`` (another number than itself, in the dtype)."""
+    number = value.number
+    arguments = wanted.get("argument")
+    if number is None or (isinstance(arguments, list) and name not in arguments):
+        return False
+    largest = policy.MAX_FINITE.get(dtype, math.inf)
+    if wanted.get("beyond") == "finfo.max":
+        return math.isfinite(number) and abs(number) > largest
+    if wanted.get("reaches") == "finfo.max":
+        return math.isfinite(number) and abs(number) == largest
+    target = wanted.get("rounds_to")
+    return dtype in HALVES and number != target and rounded(number, dtype) == target
+
+
+def _finding(rule: Rule, detector: Detector, use: Use, match: _Match) -> RawFinding:
+    assumed = use.assumed or match.guessed or (match.constant is not None and match.constant.assumed)
+    confidence = Confidence.LOW if not match.sure else Confidence.MEDIUM if assumed else Confidence.HIGH
+    number = match.constant.number if match.constant is not None else None
+    facts = {"op": use.op, "dtype": match.dtype, "by": use.by or "a cast", "constant": number}
+    if use.region is not None and use.region.assumed:
+        facts["assumed"] = f"that the code runs under the project's {match.dtype} autocast"
+    value = f"{number:g}" if number is not None else ""
+    message = filled(detector.message, {**facts, "value": value, "op": use.op.removesuffix("_")})
+    if message and match.guessed:
+        message += ", assuming that the model ends in an op that autocast lowers"
+    elif message and assumed and use.region is not None:
+        message += ", assuming that it runs in the project's autocast region"
+    place, related = _stands(use, detector)
+    return RawFinding(rule, *place, message, confidence, detector.severity, related, facts)
+
+
+def _stands(use: Use, detector: Detector) -> tuple[Place, tuple[RawStep, ...]]:
+    """Where a finding stands, and what led there."""
+    place = {"call": use.call, "region": use.entry}.get(detector.at or "op") or use.place
+    if place == use.place:
+        return place, ()
+    return place, (RawStep(*use.place, f"{use.op.removesuffix('_')} is computed here"),)
+
+
+def filled(message: str, facts: Mapping[str, object]) -> str:
+    """``message`` with ``{word}`` replaced where it is a fact; other braces are left alone."""
+    return re.sub(r"\{(\w+)\}", lambda found: str(facts.get(found[1], found[0])), message)

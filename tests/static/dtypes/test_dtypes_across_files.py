@@ -1,0 +1,99 @@
+"""Models and regions in different files of a program."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from amp_audit.model import Confidence
+from amp_audit.static import dtypes
+from amp_audit.static.lowering import lower
+from amp_audit.static.project import Project
+from amp_audit.static.selection import select, triggers
+from tests.static.dtypes.judging import TRAIN, book, check, find
+
+MODEL = """
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x, mask):
+            h = self.fc(x)
+            return h.masked_fill(mask, -1e9){comment}
+"""
+
+
+def test_a_model_of_another_file() -> None:
+    check(train=TRAIN, model=MODEL.format(comment="  # AMP501"))
+
+
+def test_a_model_that_no_training_program_imports_is_left_alone() -> None:
+    check(train=TRAIN.replace("from model import Net", "from elsewhere import Net"), model=MODEL.format(comment=""))
+
+
+def test_a_model_loaded_by_name() -> None:
+    loading = TRAIN.replace("from model import Net", "import importlib\n    Net = importlib.import_module('model').Net")
+    check(train=loading, model=MODEL.format(comment="  # AMP501"))
+
+
+def test_a_model_of_the_same_package_that_a_registry_builds(tmp_path: Path) -> None:
+    sources = {
+        "pkg/__init__.py": "",
+        "pkg/train.py": TRAIN.replace("from model import Net", "from pkg.registry import build as Net"),
+        "pkg/registry.py": "",
+        "pkg/model.py": MODEL.format(comment=""),
+        "other/model.py": MODEL.format(comment=""),
+    }
+    for name, source in sources.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+    modules = [lower(str(tmp_path / name), textwrap.dedent(source)) for name, source in sources.items()]
+    found = dtypes.find(Project(modules, tmp_path), book())
+    assert [(finding.rule.id, finding.path) for finding in found] == [("AMP501", str(tmp_path / "pkg/model.py"))]
+    chosen = select([module.path for module in modules], str(tmp_path), triggers(book()))
+    assert str(tmp_path / "pkg/model.py") in chosen.checked
+    assert str(tmp_path / "other/model.py") not in chosen.checked
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        'torch.autocast("cuda", dtype=torch.bfloat16)',
+        'torch.autocast("cuda", enabled=False)',
+        'torch.autocast("cuda", dtype=torch.float32)',
+        "torch.cuda.amp.autocast(False)",
+    ],
+)
+def test_regions_in_which_the_constant_fits(region: str) -> None:
+    train = TRAIN.replace('torch.autocast("cuda", dtype=torch.float16)', region)
+    check(train=train, model=MODEL.format(comment=""))
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        "torch.cuda.amp.autocast()",
+        "torch.cuda.amp.autocast(enabled=loader.amp)",
+        "torch.autocast('cuda')",
+        "torch.autocast(device_type=device.type)",
+        "(torch.autocast('cuda') if loader.amp else nullcontext())",
+    ],
+)
+def test_regions_in_which_it_does_not(region: str) -> None:
+    train = TRAIN.replace('torch.autocast("cuda", dtype=torch.float16)', region)
+    check(train=train, model=MODEL.format(comment="  # AMP501"))
+
+
+def test_a_region_of_unknown_dtype_is_not_enough() -> None:
+    files = {
+        "train.py": textwrap.dedent(TRAIN.replace("dtype=torch.float16", "dtype=loader.dtype")),
+        "model.py": textwrap.dedent(MODEL.format(comment="")),
+    }
+    assert find(files) == set()
+    assert find(files, Confidence.LOW) == {("model.py", 11, "AMP501")}

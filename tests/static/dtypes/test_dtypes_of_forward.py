@@ -1,0 +1,216 @@
+"""What is computed in a forward under CUDA autocast: constants that do not fit, losses that raise."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests.static.dtypes.judging import check, filled
+
+FORWARD = """
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, eps=1e-8):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+            self.norm = nn.LayerNorm(8)
+            self.eps = eps
+            self.fp16 = True
+            self.factor = 8 ** -0.5
+
+        def forward(self, x, mask):
+            h = self.fc(x) * self.factor
+            BODY
+
+    def train(loader):
+        model = Net()
+        for x, mask in loader:
+            with torch.autocast("cuda"):
+                model(x, mask)
+"""
+
+
+def forward(body: str) -> None:
+    check(train=filled(FORWARD, body))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "h.float().masked_fill(mask, -1e9)",
+        "self.norm(h).masked_fill(mask, -1e9)",
+        "h.softmax(-1) + 1e-8",
+        "h.masked_fill(mask, float('-inf'))",
+        "h.masked_fill(mask, -1e4)",
+        "h.masked_fill(mask, torch.finfo(h.dtype).min)",
+        "h.masked_fill(mask, -torch.finfo(h.dtype).max)",
+        "x.masked_fill(mask, -1e9)",
+        "mask.masked_fill(mask > 0, 10 ** 9)",
+        "torch.full((100_000,), 0.0, dtype=h.dtype)",
+        "h.norm(dim=-1) + self.eps",
+        "(h.exp() + 1e-12).log()",
+        "(h * 1e-8).sum()",
+        "(h + x.float()) + 1e-12",
+        "h.double() + 1e-12",
+        "h.clamp(min=1e-6)",
+        "h.sum(-1).clamp(min=1e-12)",
+        "F.normalize(h, dim=-1)",
+        "F.layer_norm(h, (8,), eps=1e-12)",
+        "h.mean().item() + 1e-12",
+        "len(h) / (h.shape[0] + 1e-12)",
+        "F.mse_loss(h, x) + 1e-12",
+        "F.binary_cross_entropy_with_logits(h, x)",
+        "1 / h + 1e-12",
+        "h ** 2 + 1e-12",
+    ],
+)
+def test_lines_that_are_right(line: str) -> None:
+    forward(f"y = {line}\nreturn y")
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("h.masked_fill_(mask, -1e9)", "AMP501"),
+        ("torch.masked_fill(h, mask, value=-1e9)", "AMP501"),
+        ("h.relu().view(-1, 4).permute(1, 0).masked_fill(mask, -(10 ** 10))", "AMP501"),
+        ("torch.full_like(h, float('1e30'))", "AMP501"),
+        ("h.new_full((2,), torch.finfo(torch.float32).min)", "AMP501"),
+        ("torch.full((2,), -1e9, dtype=h.dtype)", "AMP501"),
+        ("torch.clamp(h, -1e5, 1e5)", "AMP501"),
+        ("F.pad(h, (1, 1), value=-1e9)", "AMP501"),
+        ("h + 1e-8", "AMP503"),
+        ("self.eps + h", "AMP503"),
+        ("h / (h.abs().mean(-1) + self.eps)", "AMP503"),
+        ("torch.sigmoid(h).clamp(1e-7, 1 - 1e-7)", "AMP503"),
+        ("h.clip(max=0.9999)", "AMP503"),
+        ("torch.clamp_min(h.amax(-1), 1e-12)", "AMP503"),
+        ("(h * h).mean() + 1e-9", "AMP503"),
+        ("torch.einsum('bi,bj->ij', h, h).add(1e-10)", "AMP503"),
+        ("F.binary_cross_entropy(torch.sigmoid(h), x)", "AMP315"),
+        ("nn.BCELoss(reduction='sum')(torch.sigmoid(h), x)", "AMP315"),
+    ],
+)
+def test_lines_that_are_wrong(line: str, rule: str) -> None:
+    forward(f"y = {line}  # {rule}\nreturn y")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # the constant goes with the dtype
+        """
+        if h.dtype == torch.float16:
+            h = h.masked_fill(mask, -1e4)
+        else:
+            h = h.masked_fill(mask, -1e9)
+        """,
+        """
+        if self.fp16:
+            value = -1e4
+        else:
+            value = -1e9
+        h = h.masked_fill(mask, value)
+        """,
+        """
+        if not self.training and self.use_fp16:
+            h = h.masked_fill(mask, -1e4)
+        elif not self.use_fp16:
+            h = h.masked_fill(mask, -1e9)
+        """,
+        "h = h.masked_fill(mask, -1e4 if h.dtype in (torch.float16, torch.bfloat16) else -1e9)",
+        "h = h.masked_fill(mask, {torch.float16: -1e4, torch.float32: -1e9}[h.dtype])",
+        # cast on the way
+        """
+        if h.dtype != torch.float32:
+            h = h.float()
+        h = h.masked_fill(mask, -1e9)
+        """,
+        """
+        with torch.autocast("cuda", enabled=False):
+            h = self.fc(x.float()).masked_fill(mask, -1e9)
+        """,
+        """
+        def plain(t):
+            return t.masked_fill(mask, -1e9)
+        h = plain(h.float())
+        """,
+        """
+        for _ in range(3):
+            h = h.float()
+            h = h.masked_fill(mask, -1e9)
+        """,
+    ],
+)
+def test_bodies_that_are_right(body: str) -> None:
+    forward(textwrap.dedent(body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        """
+        if mask is not None:
+            h = h.masked_fill(mask, -1e9)  # AMP501
+        """,
+        """
+        value = -1e9
+        for _ in range(3):
+            h = self.fc(h).masked_fill(mask, value)  # AMP501
+        """,
+        """
+        def plain(t, fill=-1e9):
+            return t.masked_fill(mask, fill)  # AMP501
+        h = plain(h)
+        """,
+        """
+        try:
+            h = self.fc(h)
+        except RuntimeError:
+            raise
+        h = h.masked_fill(mask, -1e9)  # AMP501
+        """,
+        """
+        if torch.is_autocast_enabled():
+            h = h.masked_fill(mask, -1e9)  # AMP501
+        """,
+        """
+        with torch.autocast("cuda", enabled=False):
+            h = h * 2
+            h = h.masked_fill(mask, -1e9)  # AMP501
+        """,
+    ],
+)
+def test_bodies_that_are_wrong(body: str) -> None:
+    forward(textwrap.dedent(body))
+
+
+@pytest.mark.parametrize(
+    ("decorator", "comment"),
+    [
+        ('@torch.autocast("cuda", enabled=False)', ""),
+        ("@torch.amp.custom_fwd(cast_inputs=torch.float32, device_type='cuda')", ""),
+        ("@torch.no_grad()", "  # AMP315"),
+        ("@torch.cuda.amp.custom_fwd", "  # AMP315"),
+    ],
+)
+def test_decorated_losses(decorator: str, comment: str) -> None:
+    check(
+        train=f"""
+        import torch
+        import torch.nn.functional as F
+
+        {decorator}
+        def loss_of(p, y):
+            return F.binary_cross_entropy(p.float(), y){comment}
+
+        def train(model, loader):
+            for x, y in loader:
+                with torch.autocast("cuda"):
+                    loss = loss_of(model(x), y)
+        """
+    )

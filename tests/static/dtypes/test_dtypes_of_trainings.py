@@ -1,0 +1,177 @@
+"""Models that are cast, and what becomes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.static.dtypes.judging import check, filled, messages, rule_of
+
+CASTS = """
+    import copy
+    import torch
+    from accelerate import Accelerator
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(8, 8)
+            self.head = nn.Linear(8, 2)
+
+    def train(loader, model, args):
+        BODY
+        for x in loader:
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "model.half()  # AMP402\noptimizer = torch.optim.SGD(model.parameters())",
+        "model = model.cuda().to(torch.bfloat16)  # AMP402\noptimizer = torch.optim.SGD(list(model.parameters()))",
+        "optimizer = torch.optim.SGD(model.parameters())\nmodel.half()  # AMP402",
+        "model.encoder.bfloat16()  # AMP402\noptimizer = torch.optim.SGD(model.parameters())",
+        "model = Net()\nmodel.body.to(dtype=torch.float16)  # AMP402\n"
+        "optimizer = torch.optim.SGD([{'params': model.body.parameters()}, {'params': model.head.parameters()}])",
+        "if args.fp16:\n    model = model.half()  # AMP402\n"
+        "optimizer = torch.optim.Adam(params=model.parameters())  # AMP411",
+        "model = nn.parallel.DistributedDataParallel(model.half())  # AMP402\n"
+        "optimizer = torch.optim.SGD(model.module.parameters())",
+        "model = model.type(torch.half)  # AMP402\noptimizer = torch.optim.SGD(model.parameters())",
+    ],
+)
+def test_trained_models_that_are_cast(body: str) -> None:
+    check(train=filled(CASTS, body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "optimizer = torch.optim.SGD(model.parameters())",
+        "model.half().float()\noptimizer = torch.optim.SGD(model.parameters())",
+        "model = model.half()\nmodel = model.to(torch.float32)\noptimizer = torch.optim.SGD(model.parameters())",
+        "teacher = copy.deepcopy(model).half()\noptimizer = torch.optim.SGD(model.parameters())",
+        "model.teacher.half()\noptimizer = torch.optim.SGD(model.student.parameters())",
+        "model.half()\nfor p in model.parameters():\n    p.requires_grad = False\n"
+        "optimizer = torch.optim.SGD(args.extra.parameters())",
+        "model.half()\noptimizer = torch.optim.SGD(filter(lambda p: p.requires_grad, model.parameters()))",
+        "model, optimizer = Accelerator().prepare(model.half(), torch.optim.SGD(model.parameters()))",
+        "model.half()\noptimizer = args.build(model.parameters())",
+        "model.to(args.device)\noptimizer = torch.optim.SGD(model.parameters())",
+        "model.to(args.dtype)\noptimizer = torch.optim.SGD(model.parameters())",
+        "loader = [x.half() for x in loader]\noptimizer = torch.optim.SGD(model.parameters())",
+    ],
+)
+def test_casts_that_train_nothing_low(body: str) -> None:
+    check(train=filled(CASTS, body))
+
+
+def test_a_cast_after_the_training() -> None:
+    check(
+        train="""
+        import torch
+
+        def train(model, loader):
+            optimizer = torch.optim.SGD(model.parameters())
+            for x in loader:
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    loss = model(x).sum()
+                loss.backward()
+                optimizer.step()
+            model.half()
+            torch.save(model.state_dict(), "model.pt")
+        """
+    )
+
+
+def test_the_optimizer_is_built_in_another_file() -> None:
+    check(
+        optim="""
+        import torch
+
+        def build(model, lr):
+            return torch.optim.AdamW(model.parameters(), lr=lr)
+        """,
+        train="""
+        import torch
+        from optim import build
+
+        def train(model, loader):
+            model = model.to(torch.bfloat16)  # AMP401
+            optimizer = build(model, 1e-4)
+            for x in loader:
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    loss = model(x).sum()
+                loss.backward()
+                optimizer.step()
+        """,
+    )
+
+
+@pytest.mark.parametrize("step", ["scaler.step(optimizer)", "scaler.unscale_(optimizer)"])
+def test_half_parameters_with_a_scaler_can_be_told(step: str) -> None:
+    own = rule_of(
+        op="cast", inputs=["float16"], when={"trained": True, "scaler": True}, message="{name} as {dtype} {x}"
+    )
+    source = f"""
+        import torch
+
+        def train(model, scaler):
+            model.half()
+            optimizer = torch.optim.SGD(model.parameters())
+            {step}
+    """
+    assert messages(source, own) == ["model as float16 {x}"]
+    assert messages(source.replace(step, "optimizer.step()"), own) == []
+    assert messages(source.replace("half()", "bfloat16()"), own) == []
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "SGD(model.parameters())",
+        "Adam(model.parameters(), eps=1e-4)",
+        "AdamW(model.parameters(), fused=True)",
+        "Adadelta(model.parameters())",
+        "AdamW(model.parameters(), eps=args.eps)",
+    ],
+)
+def test_optimizers_whose_eps_stays(optimizer: str) -> None:
+    check(train=filled(CASTS, f"model.half()  # AMP402\noptimizer = torch.optim.{optimizer}"))
+
+
+def test_bfloat16_holds_the_eps_of_adam() -> None:
+    check(train=filled(CASTS, "model.bfloat16()  # AMP402\noptimizer = torch.optim.Adam(model.parameters())"))
+
+
+SCALED = """
+    import torch
+    from torch.amp import GradScaler
+
+    def train(loader, model, args, scaler):
+        model.half()COMMENT
+        BODY
+        for x in loader:
+            loss = model(x).sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "rule"),
+    [
+        ("optimizer = torch.optim.SGD(model.parameters())\nscaler = GradScaler()", "AMP403"),
+        ("optimizer = torch.optim.SGD(model.parameters())\nscaler = GradScaler(enabled=args.amp)", "AMP403"),
+        ("optimizer = torch.optim.SGD(model.parameters())", "AMP403"),
+        ("optimizer = torch.optim.SGD(model.parameters())\nscaler = GradScaler(enabled=False)", "AMP402"),
+        ("optimizer = torch.optim.SGD(model.parameters(), fused=True)\nscaler = GradScaler()", "AMP402"),
+        ("optimizer = torch.optim.SGD(model.parameters(), fused=True)\nscaler.unscale_(optimizer)", "AMP403"),
+    ],
+)
+def test_float16_parameters_under_a_scaler(body: str, rule: str) -> None:
+    check(train=filled(SCALED.replace("COMMENT", f"  # {rule}"), body))
