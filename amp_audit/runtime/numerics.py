@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from amp_audit.runtime.dtypes import LOW, short
-from amp_audit.runtime.origins import Origins, Result
+from amp_audit.runtime.memory import Memory
+from amp_audit.runtime.origins import Origin, Origins, Result
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Scene
 from amp_audit.runtime.queue import finite
-from amp_audit.runtime.shadow import CARRIERS, base_name, compare, compare_cast, in_float32, repeatable, tensors
+from amp_audit.runtime.shadow import CARRIERS, MOVES, base_name, compare, compare_cast, in_float32, repeatable, tensors
 from amp_audit.trace.schema import Number
 
 _COPIES = frozenset({"copy_", "_foreach_copy_"})
@@ -36,7 +37,7 @@ class Numerics:
         self._deep = False
         self._casts: dict[CastKey, list[torch.Tensor]] = {}
         self._ops: dict[OpKey, list[torch.Tensor]] = {}
-        self._made: dict[int, torch.Tensor] = {}  # memory of a result -> what rounding it lost
+        self._made: Memory[torch.Tensor] = Memory()  # what rounding the values there lost
         self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameter -> (parameter, counts)
         self._origins = Origins()
         self._sinks: list[int] = []
@@ -62,7 +63,7 @@ class Numerics:
         return self._counts
 
     def _forget(self) -> None:
-        self._casts, self._ops, self._made, self._gradients = {}, {}, {}, {}
+        self._casts, self._ops, self._made, self._gradients = {}, {}, Memory(), {}
         self._origins, self._sinks = Origins(), []
 
     # Seeing operators
@@ -96,11 +97,9 @@ class Numerics:
             counts = compare_cast(source, result)
             key = CastKey(phase, short(source.dtype), short(result.dtype), site)
             self._casts.setdefault(key, []).append(counts)
-            self._made[_memory(result)] = counts[:4]
-        elif _memory(source) in self._made:
-            self._made[_memory(result)] = self._made[_memory(source)]
+            self._made.write(result, counts[:4])
         else:
-            self._made.pop(_memory(result), None)
+            self._made.write(result, self._made.read(source))
 
     def _underflow(
         self,
@@ -128,24 +127,30 @@ class Numerics:
             return
         for reference, result in zip(references, results, strict=True):
             if result.dtype not in _ROUNDED or reference is None or reference.shape != result.shape:
+                self._made.write(result, None)
                 continue
             counts = compare(reference, result)
             self._ops.setdefault((_name(func), phase, short(result.dtype), site), []).append(counts)
-            self._made[_memory(result)] = counts
+            self._made.write(result, counts)
 
     def _inherit(self, func: Any, args: tuple[Any, ...], results: list[torch.Tensor]) -> None:
         """Moved, added and multiplied values carry what their making lost; anything else is new and unknown."""
-        carries = base_name(func) in CARRIERS
+        name = base_name(func)
+        if name in _COPIES:
+            for source, result in zip(tensors(args[1]), tensors(args[0])):
+                if source is not None and result is not None and _plain(source) and _plain(result):
+                    self._made.write(result, self._made.read(source) if source.numel() == result.numel() else None)
+            return
+        carries = name in CARRIERS
         for result in results:
             sources = [
-                self._made[_memory(item)]
+                known
                 for item in _flat(args)
-                if carries and _plain(item) and item.numel() == result.numel() and _memory(item) in self._made
+                if carries and _plain(item) and item.numel() == result.numel()
+                if (known := self._made.read(item)) is not None
             ]
-            if sources:
-                self._made[_memory(result)] = sources[0] if len(sources) == 1 else torch.stack(sources).sum(0)
-            else:
-                self._made.pop(_memory(result), None)
+            both = torch.stack(sources).sum(0) if len(sources) > 1 else None
+            self._made.write(result, sources[0] if len(sources) == 1 else both)
 
     # Telling
 
@@ -168,7 +173,7 @@ class Numerics:
         grad = parameter.grad
         if grad is None or not _plain(grad):
             return
-        counts = self._made.get(_memory(grad))
+        counts = self._made.read(grad)
         if counts is not None:
             self._gradients[id(parameter)] = (parameter, counts)
         sink = self._origins.of(grad)
@@ -204,11 +209,12 @@ class Numerics:
         if origin is None:
             return
         result = origin.result
+        known = result.op is not None and not _came_from_elsewhere(origin)
         self._host.number(
             Number(
                 "nonfinite",
-                place=self._host.places.place(result.site) if result.op else None,
-                op=result.op,
+                place=self._host.places.place(result.site) if known else None,
+                op=result.op if known else None,
                 phase=result.phase,
                 dtype=short(result.dtype),
                 values={
@@ -225,13 +231,15 @@ def _name(func: Any) -> str:
     return str(func)
 
 
+def _came_from_elsewhere(origin: Origin) -> bool:
+    """Whether inf or NaN is in what was only moved: another rank's, that a collective brought in unseen."""
+    name = (origin.result.op or "").partition(".")[2].partition(".")[0]
+    return name in MOVES | _COPIES and (origin.input_max or 0.0) <= torch.finfo(origin.result.dtype).max
+
+
 def _plain(item: Any) -> bool:
     """Ordinary tensors only: what is behind a subclass is seen when the subclass runs its own operators."""
     return type(item) in (torch.Tensor, torch.nn.Parameter) and item.layout is torch.strided
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _flat(items: Iterable[Any]) -> Iterable[Any]:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from amp_audit.runtime.memory import Memory
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -46,7 +48,7 @@ class Origins:
     """The results of one step. Holds numbers on the device, and of tensors no more than their addresses."""
 
     results: list[Result] = field(default_factory=list)
-    _latest: dict[int, int] = field(default_factory=dict)
+    _latest: Memory[int] = field(default_factory=Memory)
     _values: list[torch.Tensor] = field(default_factory=list)
 
     def inputs(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
@@ -54,7 +56,7 @@ class Origins:
         return tuple(self._source(tensor) for tensor in tensors if _measurable(tensor))
 
     def _source(self, tensor: torch.Tensor) -> int:
-        known = self._latest.get(tensor.untyped_storage()._cdata)
+        known = self._latest.read(tensor)
         return self._add(tensor, Result(None, "other", 0, tensor.dtype, tensor.numel())) if known is None else known
 
     def add(self, tensor: torch.Tensor, result: Result) -> None:
@@ -62,7 +64,8 @@ class Origins:
             self._add(tensor, result)
 
     def _add(self, tensor: torch.Tensor, result: Result) -> int:
-        self._latest[tensor.untyped_storage()._cdata] = index = len(self.results)
+        index = len(self.results)
+        self._latest.write(tensor, index)
         self.results.append(result)
         largest = torch.linalg.vector_norm(tensor, math.inf).double()
         self._values.append(torch.stack([largest, tensor.isinf().sum().double(), tensor.isnan().sum().double()]))
@@ -70,7 +73,7 @@ class Origins:
 
     def of(self, tensor: torch.Tensor) -> int | None:
         """The latest result in a tensor's memory."""
-        return self._latest.get(tensor.untyped_storage()._cdata)
+        return self._latest.read(tensor)
 
     def trace(self, sinks: Iterable[int]) -> Origin | None:
         """The origin of what is not finite in the first bad one of ``sinks``; waits for the device."""

@@ -10,7 +10,7 @@ import torch
 
 from amp_audit.runtime.dtypes import LOW, flush_threshold
 
-_MOVES = frozenset(
+MOVES = frozenset(
     {
         *("clone", "contiguous", "copy", "_to_copy", "_unsafe_view", "detach", "lift_fresh", "cat", "stack", "repeat"),
         *("index_select", "index", "gather", "select_backward", "slice_backward", "diagonal_backward", "roll", "flip"),
@@ -24,7 +24,7 @@ _UNSAFE = ("rnn", "lstm", "gru", "empty", "dropout", "cudnn", "miopen")
 """Parts of names of operators with hidden state, uninitialised results, or work buffers of the original dtype."""
 
 
-CARRIERS = _MOVES | {"add", "add_", "mul", "mul_", "div", "div_"}
+CARRIERS = MOVES | {"add", "add_", "mul", "mul_", "div", "div_"}
 """Operators whose result holds the values of one argument, moved, added to or multiplied."""
 
 
@@ -46,7 +46,7 @@ def repeatable(func: Any) -> bool | None:
         return False
     namespace, _, name = schema.name.partition("::")
     view = any(result.alias_info is not None for result in schema.returns) and not schema.is_mutable
-    if name in _MOVES or view:
+    if name in MOVES or view:
         return None
     if namespace != "aten" or schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
         return False

@@ -1,0 +1,75 @@
+"""Two ranks over gloo: what each of them lost is what it loses alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.drive import audited
+
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+
+PROGRAM = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+ranks = "RANK" in os.environ
+rank = int(os.environ["RANK"] if ranks else sys.argv[1])
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 8))
+if ranks:
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(model, gradient_as_bucket_view="view" in sys.argv, bucket_cap_mb=0.02)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+torch.manual_seed(rank)
+x, y = torch.randn(32, 64), torch.randn(32, 8)
+for step in range(3):
+    if "inf" in sys.argv and rank == 1 and step == 1:  # the step that is deep
+        x = x * 1e20
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = nn.functional.mse_loss(model(x).float(), y) * 2e-5
+    loss.backward()
+    optimizer.step()
+if ranks:
+    dist.destroy_process_group()
+"""
+
+
+def lost(trace: object) -> dict[str, object]:
+    return {
+        number.subject: {key: number.values[key] for key in ("elements", "nonzero", "flushed", "subnormal", "zero")}
+        for step in trace.steps  # type: ignore[attr-defined]
+        for number in step.numbers
+        if number.name == "gradient"
+    }
+
+
+@pytest.mark.parametrize("view", [(), ("view",)])
+def test_ddp_hides_no_underflow_of_any_parameter(view: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    command = [TORCHRUN, "--nproc-per-node", "2", "--master-port", "29641", "train.py", *view]
+    ranks = audited(command, tmp_path, kind="launcher").traces
+    assert [trace.header.rank for trace in ranks] == [0, 1]
+    for rank, trace in enumerate(ranks):
+        alone = audited(["train.py", str(rank)], tmp_path, folder=tmp_path / f"alone-{rank}").trace
+        assert lost(trace) == lost(alone)
+        assert lost(trace)["0.weight"]["flushed"] > 0  # type: ignore[index]
+        assert set(lost(trace)) == {f"{layer}.{kind}" for layer in (0, 2, 4) for kind in ("weight", "bias")}
+
+
+def test_an_inf_of_another_rank_is_not_blamed_on_the_copy_that_brings_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    command = [TORCHRUN, "--nproc-per-node", "2", "--master-port", "29643", "train.py", "inf"]
+    innocent, guilty = audited(command, tmp_path, kind="launcher").traces
+    blamed = [
+        {number.op for number in trace.steps[1].numbers if number.name == "nonfinite"} for trace in (innocent, guilty)
+    ]
+    assert blamed[0] == {None}
+    assert blamed[1] == {"aten._to_copy.default"}  # 1e20 does not fit float16
