@@ -12,7 +12,7 @@ from rich.text import Text
 
 from amp_audit.report.content import Program, shown_path
 from amp_audit.report.source import printable
-from amp_audit.report.summary import HotOp, ScalePoint, Summary, Underflow
+from amp_audit.report.summary import BALANCE, HotOp, ScalePoint, Summary, Underflow
 from amp_audit.report.words import ending, listed, plural, ranges, scale, share, size, work
 
 MOST_ROWS = 5
@@ -98,6 +98,7 @@ def _precision(run: Summary, root: Path, limit: int) -> Iterator[RenderableType]
         yield table
     if run.float32:
         yield Text("float32 under autocast, and float32 matmuls anywhere, heaviest first", style="dim")
+        yield Text(f"(by FLOPs or bytes moved: {BALANCE:g} FLOPs weigh as much as a byte)", style="dim")
         yield _float32(run.float32[:limit], root)
 
 
@@ -110,7 +111,7 @@ def _float32(ops: Sequence[HotOp], root: Path) -> Table:
         place = op.place
         path, line = place.user_path or place.path, place.user_line or place.line
         where = f"{shown_path(path, root)}:{line}" if path is not None else (place.module or "")
-        amount = work(op.flops) if op.flops else plural(op.elements, "element")
+        amount = work(op.flops) if op.computes else f"{size(op.moved)} moved"
         table.add_row(short_name(op.op), op.phase, amount, printable(where))
     return table
 

@@ -15,6 +15,9 @@ from amp_audit.trace.schema import CastRow, Header, Number, OpRow, Place, StepRe
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
 LOW = frozenset({"float16", "bfloat16"})
+BALANCE = 12.5
+"""Float32 operations in the time of one byte moved: 19.5 TFLOP/s and 1.555 TB/s, NVIDIA's figures of the A100 40 GB."""
+
 HOT_PHASES = frozenset({"forward", "recompute", "backward"})
 
 
@@ -40,7 +43,10 @@ class CastTotal:
 
 @dataclass(frozen=True, slots=True)
 class HotOp:
-    """A float32 op of the forward or backward pass at one line. ``autocast``: inside an enabled region."""
+    """A float32 op of the forward or backward pass at one line. ``autocast``: inside an enabled region.
+
+    ``flops`` is 0 where no formula is known; ``moved``: bytes read and written.
+    """
 
     op: str
     phase: str
@@ -49,6 +55,17 @@ class HotOp:
     calls: int
     elements: int
     flops: int
+    moved: int
+
+    @property
+    def computes(self) -> bool:
+        """Whether arithmetic, not memory, is what it would wait for."""
+        return self.flops > BALANCE * self.moved
+
+    @property
+    def weight(self) -> float:
+        """How long it takes, in bytes that could be moved meanwhile: the roofline model of Williams et al. (2009)."""
+        return max(self.flops / BALANCE, float(self.moved))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +206,7 @@ def _casts(rows: Iterable[CastRow]) -> tuple[CastTotal, ...]:
 
 
 def _float32(rows: Iterable[OpRow]) -> tuple[HotOp, ...]:
-    """Float32 ops of the hot path, the heaviest first: matmuls and convolutions, then what autocast left in float32.
+    """Float32 ops of the hot path, the heaviest first: matmuls and convolutions, and what autocast left in float32.
 
     Elementwise float32 work outside of regions (gradient sums, losses) is what mixed precision is meant to do.
     """
@@ -209,10 +226,11 @@ def _float32(rows: Iterable[OpRow]) -> tuple[HotOp, ...]:
             calls=sum(row.calls for row in group),
             elements=sum(row.elements for row in group),
             flops=sum(row.flops or 0 for row in group),
+            moved=sum(row.bytes + row.read for row in group),
         )
         for key, group in groups.items()
     ]
-    return tuple(sorted(found, key=lambda op: (-op.flops, -op.elements, op.op)))
+    return tuple(sorted(found, key=lambda op: (-op.weight, op.op, op.phase)))
 
 
 def _scales(steps: Iterable[StepRecord]) -> Mapping[str, tuple[ScalePoint, ...]]:

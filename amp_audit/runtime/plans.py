@@ -54,7 +54,7 @@ class Plan:
         self.arity = 0
         self.mutates = self.silent = False
         self.cast = _CASTS.get(self.name, 0)
-        self.flops = _FLOPS.get(self.name.removeprefix("aten.").partition(".")[0])
+        self.flops = _formula(func, self.name.removeprefix("aten.").partition(".")[0])
         if schema is not None:
             self._read(schema)
 
@@ -96,13 +96,17 @@ def first(value: Any) -> torch.Tensor | None:
 
 
 def size(value: Any) -> tuple[int, int]:
-    """Elements and bytes of a result: a tensor, or all tensors in a list."""
+    """Elements and bytes of a tensor, or of all tensors in a list and in its lists."""
     elements = amount = 0
     for item in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(item, torch.Tensor):
             count = item.numel()
             elements += count
             amount += count * item.dtype.itemsize
+        elif item.__class__ is list:
+            inner = size(item)
+            elements += inner[0]
+            amount += inner[1]
     return elements, amount
 
 
@@ -149,7 +153,35 @@ def _attention_products(query: Any, key: Any, value: Any, scores: int, mixes: in
     return int(2 * heads * length * key.shape[-2] * (scores * width + mixes * value.shape[-1]))
 
 
+def _layer(args: tuple[Any, ...], out: Any) -> int:
+    """A layer of oneDNN's LSTM: each position of each sequence meets both weight matrices, all gates in one."""
+    length, batch = args[0].shape[:2]
+    return int(2 * length * batch * (args[1].numel() + args[2].numel()))
+
+
+def _layer_backward(args: tuple[Any, ...], out: Any) -> int:
+    """As much as the forward, once for the gradients of what went in and once for those of the weights."""
+    return 2 * _layer(args, out)
+
+
+def _formula(func: Any, name: str) -> Flops | None:
+    """How much work an operator is: ours, else torch's own formula, else unknown."""
+    own = _FLOPS.get(name)
+    packet = getattr(func, "_overloadpacket", None)
+    if own is not None or packet is None or not any(part in name for part in _HEAVY):
+        return own
+    from torch.utils.flop_counter import flop_registry
+
+    counted = flop_registry.get(packet)
+    return None if counted is None else lambda args, out: int(counted(*args, out_val=out))
+
+
+_HEAVY = ("mm", "conv", "attention")
+"""What is in the names of all operators for which torch has a formula."""
+
 _FLOPS: dict[str, Flops] = {
+    "mkldnn_rnn_layer": _layer,
+    "mkldnn_rnn_layer_backward": _layer_backward,
     "mm": _mm,
     "bmm": _mm,
     "linear": _mm,

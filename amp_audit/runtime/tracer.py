@@ -40,6 +40,7 @@ _graph_task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
 _get_ident = threading.get_ident
 _getframe = sys._getframe
+_Tensor = torch.Tensor
 
 _MANY_ERRORS = 100
 """So many different errors of operators are kept in one part of a step: a program may live by catching them."""
@@ -81,10 +82,10 @@ class Lane:
 class Row:
     """The counts of one row of the trace in the step in progress."""
 
-    __slots__ = ("bytes", "calls", "elements", "flops", "itemsize", "number", "works")
+    __slots__ = ("bytes", "calls", "elements", "flops", "itemsize", "number", "read", "works")
 
     def __init__(self, itemsize: int, works: bool) -> None:
-        self.calls = self.elements = self.bytes = self.flops = 0
+        self.calls = self.elements = self.bytes = self.read = self.flops = 0
         self.itemsize = itemsize
         self.works = works  # whether ``flops`` are known for the operator
         self.number: int | None = None
@@ -186,10 +187,11 @@ class Book:
                     self.regions[region].get(device),
                 )
             )
-        counts: list[int | None] = [row.number, row.calls, row.elements, row.bytes + row.elements * row.itemsize]
+        written = row.bytes + row.elements * row.itemsize
+        counts: list[int | None] = [row.number, row.calls, row.elements, written, row.read]
         if row.works:
             counts.append(row.flops)
-        row.calls = row.elements = row.bytes = row.flops = 0
+        row.calls = row.elements = row.bytes = row.read = row.flops = 0
         return counts
 
     def _collect_cast(
@@ -395,18 +397,25 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         arity = plan.arity
         if arity == 1:
-            key: tuple[Any, ...] = (plan, site, phase, self.book.region, args[0].dtype, out.dtype)
+            one = args[0]
+            read = one.nbytes
+            key: tuple[Any, ...] = (plan, site, phase, self.book.region, one.dtype, out.dtype)
         elif arity == 2 and len(args) > 1:
-            key = (plan, site, phase, self.book.region, args[0].dtype, getattr(args[1], "dtype", None), out.dtype)
+            one, two = args[0], args[1]
+            if isinstance(two, _Tensor):
+                read, dtype = one.nbytes + two.nbytes, two.dtype
+            else:
+                read, dtype = one.nbytes, None
+            key = (plan, site, phase, self.book.region, one.dtype, dtype, out.dtype)
         else:
             self._count_any(plan, site, phase, args, kwargs, out)
             return
         row = self._ops.get(key)
         if row is None:
             row = self.book.new_op(key, plan, tuple(filter(None, key[4:-1])), out, out.dtype.itemsize)
-        elements = out.numel()
         row.calls += 1
-        row.elements += elements
+        row.elements += out.numel()
+        row.read += read
         if plan.flops is not None:
             row.flops += plan.flops(args, out)
 
@@ -423,6 +432,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         row.calls += 1
         row.elements += elements
         row.bytes += amount
+        row.read += size((*args, *kwargs.values()))[1]
         if plan.flops is not None:
             row.flops += plan.flops(args, out)
 

@@ -41,7 +41,8 @@ class Place:
 
 @dataclass(slots=True)
 class OpRow:
-    """Calls of one op that agree in phase, dtypes, module, line and autocast dtype. ``elements``, ``bytes``: outputs.
+    """Calls of one op that agree in phase, dtypes, module, line and autocast dtype. ``elements``, ``bytes``: outputs;
+    ``read``: bytes of the tensors it was given.
 
     ``autocast`` is the low-precision dtype of the region in force on the op's device, or None when autocast is off.
     ``flops`` counts multiply-adds twice, for matmul and convolution ops only, else None.
@@ -56,6 +57,7 @@ class OpRow:
     calls: int = 0
     elements: int = 0
     bytes: int = 0
+    read: int = 0
     flops: int | None = None
 
 
@@ -218,7 +220,7 @@ _TYPES: dict[str, type[Any]] = {"header": Header, "step": StepRecord, "rows": Ro
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 _ROWS: dict[str, type[Any]] = {"ops": OpRow, "casts": CastRow, "events": EventRow, "numbers": Number}
 _COUNTED: dict[type[Any], tuple[str, ...]] = {
-    OpRow: ("calls", "elements", "bytes", "flops"),
+    OpRow: ("calls", "elements", "bytes", "read", "flops"),
     CastRow: ("calls", "elements", "bytes", "nonzero", "flushed", "subnormal", "zero", "overflowed"),
 }
 R = TypeVar("R")
@@ -250,7 +252,7 @@ def _row(cls: type[R], data: Mapping[str, Any] | Sequence[Any], known: list[R]) 
     if isinstance(data, Mapping):
         place = data.get("place")
         default = None if cls is Number else Place()
-        return _build(cls, {**data, "place": _build(Place, place) if place else default})
+        return _build(cls, {**data, "place": default if place is None else _build(Place, place)})
     counted: dict[str, Any] = dict(zip(_COUNTED[cls], data[1:]))
     row: R = replace(known[data[0]], **counted)
     return row

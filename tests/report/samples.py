@@ -61,7 +61,7 @@ def place(line: int, module: str = "fc1") -> Place:
 
 
 def op(name: str, dtype: str, line: int, flops: int | None = None, **changes: object) -> OpRow:
-    row = OpRow("forward", name, (dtype, dtype), dtype, place(line), "float16", 1, 100, 200, flops)
+    row = OpRow("forward", name, (dtype, dtype), dtype, place(line), "float16", 1, 100, 200, 400, flops)
     return replace(row, **changes)  # type: ignore[arg-type]
 
 

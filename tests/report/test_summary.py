@@ -32,10 +32,15 @@ def test_casts_are_summed_by_pair_of_dtypes() -> None:
 def test_float32_ops_are_the_heaviest_first_and_only_of_the_hot_path() -> None:
     trace = samples.trace()
     trace.steps[0].ops += [
-        samples.op("aten.mm", "float32", 9, flops=10_000),
+        samples.op("aten.mm", "float32", 9, flops=100_000),
+        samples.op("aten._softmax", "float32", 11, flops=None, bytes=4_000, read=3_999),
+        samples.op("aten.add.Tensor", "float32", 12, flops=None, bytes=4_000, read=4_001),
         samples.op("aten.addcdiv_", "float32", 10, flops=None, phase="optimizer"),
     ]
-    assert [op.op for op in summarize([trace]).float32] == ["aten.mm", "aten.addmm"]
+    found = summarize([trace]).float32  # 12.5 FLOP in the time of a byte: 100,000 are worth 8,000 bytes
+    assert [op.op for op in found] == ["aten.add.Tensor", "aten.mm", "aten._softmax", "aten.addmm"]
+    assert [(op.computes, op.moved) for op in found[:3]] == [(False, 8_001), (True, 600), (False, 7_999)]
+    assert (found[3].flops, found[3].moved, found[3].calls) == (3 * 250, 3 * 600, 3)
 
 
 def test_scale_timeline_keeps_steps_and_skips() -> None:

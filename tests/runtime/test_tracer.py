@@ -112,11 +112,42 @@ def test_elements_and_bytes_are_those_of_the_results() -> None:
 
     ops = {row.op: row for row in record(program).step.ops}
     assert (ops["aten.mm"].elements, ops["aten.mm"].bytes, ops["aten.mm"].flops) == (15, 60, 2 * 3 * 4 * 5)
+    assert ops["aten.mm"].read == 4 * (3 * 4 + 4 * 5)
     norm = ops["aten.native_layer_norm"]
     # In bfloat16 the mean and the reciprocal deviation of each row come back in bfloat16, too.
     assert (norm.elements, norm.bytes) == (12 + 3 + 3, 2 * 18)
+    assert norm.read == 2 * 12
     assert (ops["aten._foreach_add_.Scalar"].elements, ops["aten._foreach_add_.Scalar"].bytes) == (32, 128)
+    assert ops["aten._foreach_add_.Scalar"].read == 128
     assert ops["aten._foreach_add_.Scalar"].output == "float32"
+
+
+def test_a_fused_layer_is_as_much_work_as_its_unrolled_twin() -> None:
+    layer, cell = nn.LSTM(3, 5, batch_first=True), nn.LSTMCell(3, 5)
+    with FlopCounterMode(display=False) as counter:
+        state = None
+        for x in torch.ones(4, 2, 3):
+            state = cell(x, state)
+        state[0].sum().backward()
+    step = record(lambda: layer(torch.ones(2, 4, 3))[0].sum().backward()).step
+    forward, backward = (
+        sum(row.flops or 0 for row in step.ops if row.phase == phase) for phase in ("forward", "backward")
+    )
+    assert forward == 2 * 4 * 2 * (20 * 3 + 20 * 5)
+    by_hand = counter.get_flop_counts()["Global"]
+    assert forward + backward == 3 * forward
+    # The unrolled twin needs no gradient of its inputs, nor of its first state.
+    assert sum(by_hand.values()) == 3 * forward - 2 * 4 * 2 * 20 * 3 - 2 * 2 * 20 * 5
+
+
+def test_a_formula_of_torch_s_own_is_used_where_we_have_none() -> None:
+    plan = Plan(torch.ops.aten._scaled_mm.default)
+    a, b = torch.empty(3, 4, device="meta"), torch.empty(4, 5, device="meta")
+    scale = torch.empty(1, device="meta")
+    assert (
+        plan.flops is not None and plan.flops((a, b, scale, scale), torch.empty(3, 5, device="meta")) == 2 * 3 * 4 * 5
+    )
+    assert Plan(torch.ops.aten.linalg_solve_ex.default).flops is None
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt float32", "cnn"])
