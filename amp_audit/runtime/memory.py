@@ -17,10 +17,10 @@ _MANY = 4096
 def extent(tensor: torch.Tensor) -> Extent:
     """The bytes of its storage between which a strided tensor lies."""
     size = tensor.dtype.itemsize
-    first = tensor.storage_offset() * size
+    first = int(tensor.storage_offset()) * size
     if tensor.is_contiguous():
         return first, first + tensor.numel() * size
-    reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    reach: int = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return first, first + (reach + 1) * size
 
 
