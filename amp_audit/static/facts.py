@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from amp_audit.static import ir
+from amp_audit.static import devices, ir
+from amp_audit.static.frozen import is_frozen
 from amp_audit.static.gates import is_gated
 from amp_audit.static.origins import Origins
 from amp_audit.static.project import Project
+from amp_audit.static.signatures import argument
 from amp_audit.static.sites import Site
 from amp_audit.static.traverse import expressions, statements, walk
 
@@ -23,6 +25,10 @@ class Facts(Mapping[str, object]):
     name or attribute that nothing reads), used. ``applied_to``: what the result is called with: tensor | module |
     other | none. ``suspends``: whether a generator yields inside the ``with`` that the call is the context of.
     ``disabled``: whether a literal turns it off. ``low_precision``: whether the module has a name of mixed precision.
+    ``frozen``: whether a decorator reads `enabled` at import, and code that runs later changes it.
+    ``device``: what the module chooses from while it runs, where nothing at the place follows that choice: accelerator
+    (CUDA or another one), cpu (CUDA or the CPU, which it minds elsewhere too), fallback (the choice is all); else
+    followed or fixed.
     ``sure`` is False once a fact that was asked for rests on a name only.
     """
 
@@ -87,6 +93,24 @@ class Facts(Mapping[str, object]):
         if name is not None:
             return name.startswith(("torch.nn.functional.", "torch.mm", "torch.matmul"))
         return isinstance(call.func, ir.Name) and bool(call.args) and not isinstance(call.args[0].value, ir.Lambda)
+
+    def _enabled(self) -> ir.Expr | None:
+        """The argument of that name."""
+        name = self.project.called(self.site.where.module, self.site.call.func, self.site.where.scope)
+        given = argument(self.site.call, "enabled", name or "")
+        return given.value if isinstance(given, ir.Arg) else None
+
+    def frozen(self) -> bool:
+        return is_frozen(self.site, self._enabled(), self.project)
+
+    def device(self) -> str:
+        choice = devices.choice(self.site.where.module)
+        if not choice.others:
+            return "fixed"
+        follows = devices.is_followed(self.site.gates, self._enabled(), self.site.where, self.origins)
+        if follows:
+            return "followed"
+        return "accelerator" if choice.others != {"cpu"} else "cpu" if choice.minded else "fallback"
 
     def suspends(self) -> bool:
         region, scope = self.site.entered, self.site.where.scope
@@ -173,6 +197,8 @@ _FACTS: dict[str, Callable[[Facts], object]] = {
     "low_precision": lambda facts: uses_low_precision(facts.site.where.module),
     "gated": lambda facts: is_gated(facts.site.gates, facts.site.where, facts.project),
     "bare": lambda facts: facts.site.bare,
+    "frozen": Facts.frozen,
+    "device": Facts.device,
     "decorates": Facts.decorates,
     "result": Facts.result,
     "applied_to": Facts.applied_to,

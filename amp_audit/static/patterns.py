@@ -30,7 +30,7 @@ from amp_audit.static.literals import number
 from amp_audit.static.origins import Origins, Where
 from amp_audit.static.project import Project, Scope
 from amp_audit.static.raw import RawFinding
-from amp_audit.static.signatures import SIGNATURES
+from amp_audit.static.signatures import UNSURE, argument
 from amp_audit.static.sites import Site, sites
 from amp_audit.static.traverse import statements
 
@@ -120,12 +120,14 @@ class _Calls:
             return None
         message = detector.message.replace("{name}", name) if detector.message else ""
         confidence = Confidence.HIGH if sure and facts.sure else Confidence.MEDIUM
+        if "confidence" in detector.options:
+            confidence = min(confidence, Confidence.from_word(detector.options["confidence"]))
         return RawFinding(rule, site.where.module.path, site.at, message, confidence, detector.severity)
 
     def _argument(self, param: str, wanted: Mapping[str, Any], site: Site, name: str) -> bool | None:
         """Whether an argument meets its conditions surely (True) or by its name (False); None when it does not."""
         given = argument(site.call, param, name)
-        if given is _UNSURE:
+        if given is UNSURE:
             return None
         if "given" in wanted and wanted["given"] is not (given is not None):
             return None
@@ -217,17 +219,3 @@ def _last_words(expr: ir.Expr) -> set[str]:
     if isinstance(expr, (ir.Name, ir.Attr)):
         return {expr.id if isinstance(expr, ir.Name) else expr.name}
     return set()
-
-
-_UNSURE = object()
-
-
-def argument(call: ir.Call, param: str, name: str) -> ir.Arg | object | None:
-    """The argument for a parameter, None when it is not given; ``_UNSURE`` behind ``*args`` or ``**kwargs``."""
-    position = SIGNATURES.get(name, ()).index(param) if param in SIGNATURES.get(name, ()) else None
-    for index, arg in enumerate(call.args):
-        if arg.keyword == param or (arg.keyword is None and not arg.star and index == position):
-            return arg
-        if arg.star == "*" and position is not None:
-            return _UNSURE
-    return _UNSURE if any(arg.star == "**" for arg in call.args) else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from amp_audit.static import ir
+
 _OLD_AUTOCAST = ("enabled", "dtype", "cache_enabled")
 _OLD_SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
 
@@ -28,6 +30,8 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "torch.amp.GradScaler.step": ("optimizer", "closure"),
     "torch.amp.GradScaler.update": ("new_scale",),
     "torch.set_default_dtype": ("d",),
+    "torch.amp.custom_fwd": ("fwd",),
+    "torch.amp.custom_bwd": ("bwd",),
     "torch.set_float32_matmul_precision": ("precision",),
 }
 """``step`` takes ``*args``; the first of them is the optimizer's closure."""
@@ -39,3 +43,17 @@ SCALERS = (
     "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler",
 )
 """Classes whose instances are loss scalers; a method of any of them is spelled ``torch.amp.GradScaler.<method>``."""
+
+UNSURE = object()
+"""An argument that may be given through ``*args`` or ``**kwargs``."""
+
+
+def argument(call: ir.Call, param: str, name: str) -> ir.Arg | object | None:
+    """The argument for a parameter, None when it is not given; ``UNSURE`` behind ``*args`` or ``**kwargs``."""
+    position = SIGNATURES.get(name, ()).index(param) if param in SIGNATURES.get(name, ()) else None
+    for index, arg in enumerate(call.args):
+        if arg.keyword == param or (arg.keyword is None and not arg.star and index == position):
+            return arg
+        if arg.star == "*" and position is not None:
+            return UNSURE
+    return UNSURE if any(arg.star == "**" for arg in call.args) else None
