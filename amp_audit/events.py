@@ -47,6 +47,24 @@ class Via(str, enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Boundary:
+    """A test that comes true every so many iterations, as the last one of an accumulation does.
+
+    ``modulus`` is how many, ``counter`` what counts them, ``residue`` at which count it comes true, modulo ``modulus``
+    (None: not known). ``named``: the code itself calls the modulus an accumulation. ``nominal``: the modulus comes out
+    of a division, as that of a nominal batch size by the real one, whose gradients are meant to be summed. ``loops``
+    are the loops around the test, outermost first.
+    """
+
+    modulus: Id
+    counter: Id = ""
+    residue: int | None = None
+    named: bool = False
+    nominal: bool = False
+    loops: tuple[Id, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One thing a training program does. Positions are kept beside events, never in them.
 
@@ -60,6 +78,11 @@ class Event:
     ``given`` says of an update that the caller set the new scale, which needs no inf checks.
     ``early`` says of an iteration that it ended by continue or return.
     ``detached`` says of a backward that the loss is a leaf of its own, so that no parameter gets a gradient.
+    ``divided`` holds what the loss of a backward may have been divided by, besides what normalises it anyway.
+    ``boundaries`` are, of a step or a zero_grad, the boundary tests that had come true when it happened, and of the end
+    of an iteration those that had not come true in it. Only the code knows them.
+    ``sometimes`` says of a zero_grad that it depends on something that changes from iteration to iteration, ``loops``
+    in which loops it stands.
     """
 
     kind: Kind
@@ -79,3 +102,7 @@ class Event:
     given: bool = False
     early: bool = False
     detached: bool = False
+    divided: frozenset[Id] = frozenset()
+    boundaries: frozenset[Boundary] = frozenset()
+    sometimes: bool = False
+    loops: tuple[Id, ...] = ()

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from amp_audit import gradients
 from amp_audit.events import Event, Id, Kind, Via
+from amp_audit.gradients import Gradients
 
 LOW_PRECISION = frozenset({"float16", "bfloat16"})
 ANYONE: Id = "*"
@@ -20,27 +22,6 @@ ANYONE: Id = "*"
 Facts = Mapping[str, object]
 V = TypeVar("V")
 Table = tuple[tuple[Id, V], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Gradients:
-    """What is in the ``.grad`` of one parameter owner.
-
-    ``value``: none | plain | scaled | mixed | unscaled | unknown. ``consumed``: a step used them and nothing was
-    added since. ``cleared``: unspent gradients were thrown away in this iteration. ``rescaled``: the scale changed
-    while they still carried the old one. ``assumed``: attributed to this owner without proof. ``dtype``: the
-    low-precision dtype in which the losses were computed. ``scaler``: whose scale they carry. ``clipped``: clipping in
-    this iteration found none to clip.
-    """
-
-    value: str = "none"
-    consumed: bool = False
-    cleared: bool = False
-    rescaled: bool = False
-    assumed: bool = False
-    dtype: str | None = None
-    scaler: Id | None = None
-    clipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +183,7 @@ def concerned(state: State, event: Event) -> tuple[tuple[Id, ...], bool]:
 
 def describe(state: State, owners: Iterable[Id], assumed: bool) -> dict[str, object]:
     """Facts about the gradients of several owners taken together; where they disagree, unknown."""
-    held = [get(state.owners, owner) or Gradients("unknown") for owner in owners] or [Gradients("unknown")]
+    held = _held(state, owners)
     telling = [one for one in held if one.value != "none"] or held
     dtypes = {one.dtype for one in telling}
     scalers = {one.scaler for one in telling}
@@ -216,6 +197,15 @@ def describe(state: State, owners: Iterable[Id], assumed: bool) -> dict[str, obj
         "forward_dtype": dtypes.pop() if len(dtypes) == 1 else None,
         "scaler": scalers.pop() if len(scalers) == 1 else None,
     }
+
+
+def _held(state: State, owners: Iterable[Id]) -> list[Gradients]:
+    return [get(state.owners, owner) or Gradients("unknown") for owner in owners] or [Gradients("unknown")]
+
+
+def _is_mixed(state: State) -> bool:
+    """Whether mixed precision plays a part: order mistakes of other training are not this tool's business."""
+    return not state.ever.isdisjoint(("scale", "region_enter"))
 
 
 def _together(values: set[str], assumed: bool) -> str:
@@ -287,31 +277,7 @@ def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
         owners, assumed = tuple(name for name, _ in state.owners), len(state.owners) > 1
     owners = owners or (ANYONE,)
     facts.update(describe(state, owners, assumed))
-    dtype = event.dtype
-
-    def accumulate(held: Gradients) -> Gradients:
-        value = _added(held, event.scaled)
-        merged = dtype if held.value in ("none", "unknown") or held.consumed or held.dtype == dtype else None
-        unspent = held.value != "none" and not held.consumed
-        return Gradients(
-            value,
-            rescaled=held.rescaled and unspent,
-            assumed=assumed or (held.assumed and unspent),
-            dtype=merged,
-            scaler=event.scaler,
-        )
-
-    return _change(state, owners, accumulate)
-
-
-def _added(held: Gradients, scaled: bool | None) -> str:
-    """The value of gradients after a backward adds to them."""
-    if scaled is None:
-        return "unknown"
-    new = "scaled" if scaled else "plain"
-    if held.value in ("none", "unknown", new) or held.consumed:
-        return new
-    return "unscaled" if (held.value, new) == ("unscaled", "plain") else "mixed"
+    return _change(state, owners, lambda held: gradients.added(held, event, assumed))
 
 
 def _phase(state: State, event: Event) -> str:
@@ -348,7 +314,7 @@ def _unscale(state: State, event: Event, facts: dict[str, object]) -> State:
     facts["raises"] = facts["phase"] in ("unscaled", "stepped") or _never_scaled(state, event)
     if facts["phase"] in ("unscaled", "stepped"):
         return state  # torch raises before it touches anything
-    done = _change(state, owners, _divide)
+    done = _change(state, owners, gradients.divided_by_scale)
     return _checked(done, event, "unscaled", facts)
 
 
@@ -360,13 +326,16 @@ def _doubt_unscaled(state: State, event: Event, facts: dict[str, object]) -> Non
         facts["gradients"] = "unknown"
 
 
-def _divide(held: Gradients) -> Gradients:
-    return held if held.value == "none" else replace(held, value="unscaled", rescaled=False)
-
-
 def _step(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed))
+    held = _held(state, owners)
+    facts.update(
+        leftover=all(one.leftover for one in held if one.waiting) and any(one.waiting for one in held),
+        summed=gradients.summed(held, event),
+        wiped=gradients.wiped_late(held, event),
+        mixed=_is_mixed(state),
+    )
     if event.via is Via.SCALER:
         facts.update(phase=_phase(state, event), left=_left(state, event))
         _doubt_unscaled(state, event, facts)
@@ -375,7 +344,7 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
         if facts["phase"] == "stepped":
             return state  # torch raises before it touches anything
     state = _weights_changed(state, owners if not assumed else None, "step")
-    spent = _change(state, owners, lambda held: replace(held, consumed=True, cleared=False, rescaled=False))
+    spent = _change(state, owners, gradients.spent)
     if event.via is not Via.SCALER:
         phases = [value for key, value in state.phases if isinstance(key, tuple) and key[1] == event.optimizer]
         facts["phase"] = phases[0] if len(phases) == 1 else None
@@ -421,11 +390,8 @@ def _zero_grad(state: State, event: Event, facts: dict[str, object]) -> State:
         # Whose gradients went is unknown, so nothing may be concluded from what is left.
         return _change(state, owners, lambda held: Gradients("unknown", assumed=True))
 
-    def clear(held: Gradients) -> Gradients:
-        unspent = held.value not in ("none", "unknown") and not held.consumed
-        return Gradients(cleared=held.cleared or unspent, assumed=held.assumed and unspent)
-
-    return _change(state, owners, clear)
+    facts.update(wasted=gradients.wasted(_held(state, owners), event), mixed=_is_mixed(state))
+    return _change(state, owners, lambda held: gradients.cleared(held, event))
 
 
 def _touch(state: State, event: Event, facts: dict[str, object]) -> State:
@@ -484,7 +450,7 @@ def _iteration_end(state: State, event: Event, facts: dict[str, object]) -> Stat
     left = state.left
     for key, _ in fresh:
         left = put(left, key, "early" if event.early else "fell")
-    owners = tuple((name, replace(held, cleared=False, clipped=False)) for name, held in state.owners)
+    owners = tuple((name, gradients.carried_on(held, event)) for name, held in state.owners)
     return replace(state, owners=owners, left=left)
 
 

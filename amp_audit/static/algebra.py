@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 from amp_audit.static.values import (
@@ -106,7 +107,22 @@ def _tensor_arithmetic(op: str, left: Value, right: Value) -> Tensor:
     other = next((v for v in (left, right) if not isinstance(v, Tensor)), None)
     by_hand = op == "*" and _may_be_scale(other)
     doubt = any(t.doubt for t in both) or len(scaled) > 1 or by_hand
-    return Tensor(owners, dtypes.pop() if len(dtypes) == 1 else None, None if doubt else scaled.pop(), doubt)
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    return Tensor(owners, dtype, None if doubt else scaled.pop(), doubt, divided=_divisors(op, both, other))
+
+
+def _divisors(op: str, tensors: list[Tensor], other: Value | None) -> frozenset[Hashable]:
+    """What the result may have been divided by: a sum only by what all its terms were."""
+    if op in ("+", "-"):
+        return frozenset.intersection(*(tensor.divided for tensor in tensors))
+    own = {factor(other)} if other is not None and op in ("/", "//", "*") else {"tensor"} if op == "/" else set()
+    return frozenset(own).union(*(tensor.divided for tensor in tensors))
+
+
+def factor(value: Value) -> Hashable:
+    """What names a divisor or a modulus: an int itself, else a key."""
+    number = value.value if isinstance(value, Literal) else None
+    return number if isinstance(number, int) and not isinstance(number, bool) else key_of(value)
 
 
 def _may_be_scale(value: Value | None) -> bool:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from amp_audit.events import Event, Kind
 from amp_audit.protocol import forget, get, region_dtype
 from amp_audit.static import ir
+from amp_audit.static.boundaries import ACCUMULATION
 from amp_audit.static.ducks import Ducks
 from amp_audit.static.hot import dotted
-from amp_audit.static.lineage import FROZEN, UNCACHED, computed_in, known, owners_of, together, with_children
+from amp_audit.static.lineage import FROZEN, UNCACHED, UNSEEN, computed_in, known, owners_of, together, with_children
 from amp_audit.static.values import (
     GRADIENT,
     NONE,
@@ -131,7 +132,8 @@ class Contexts(Ducks):
             world.state = forget(world.state)
         fed = [item for item in given if isinstance(item, Tensor)]
         if fed:
-            return Tensor() if world.no_grad else together(fed, region_dtype(world.state))
+            made = Tensor() if world.no_grad else together(fed, region_dtype(world.state))
+            return replace(made, divided=made.divided | _perhaps_divided(callee))
         live = region_dtype(world.state)
         if live is not None and not world.no_grad and isinstance(callee, Func):
             models = [item for item in given if isinstance(item, Instance) and item.model]
@@ -170,6 +172,13 @@ class Contexts(Ducks):
     def forward(self, owner: Hashable, at: int, world: World) -> None:
         if not world.no_grad and world.heap.get((owner, UNCACHED)) != Literal.of(True):
             self.walker.emit(world, Event(Kind.FORWARD, owners=(owner,)), at)
+
+
+def _perhaps_divided(callee: Value) -> frozenset[Hashable]:
+    """Whether code that is not followed may divide a loss by the number of micro-batches, or sums over the batch."""
+    if isinstance(callee, Func):
+        return UNSEEN if any(map(ACCUMULATION.search, callee.function.words)) else frozenset()
+    return frozenset({"sum"} if "'sum'" in key_of(callee) else ())
 
 
 def _harmless(callee: Value) -> bool:

@@ -11,6 +11,7 @@ from amp_audit import events
 from amp_audit.hazards import Happened, Hazard, Watch
 from amp_audit.static import ir, project
 from amp_audit.static.algebra import combine, comparison, display, merged, subscript, unary, with_item
+from amp_audit.static.boundaries import Boundaries
 from amp_audit.static.hot import Heat, dotted
 from amp_audit.static.values import (
     GRADIENT,
@@ -35,7 +36,7 @@ from amp_audit.static.values import (
     label,
     tag,
 )
-from amp_audit.static.world import Frame, Place, World, short, split
+from amp_audit.static.world import Frame, Place, World, short, split, truth_of
 
 if TYPE_CHECKING:
     from amp_audit.static.effects import Effects
@@ -58,6 +59,10 @@ class Evaluator(abc.ABC):
         self.heat = heat
         self.hazards: list[Hazard[Place]] = []
         self.happened = Happened()
+        self.boundaries = Boundaries()
+        self.unsteady = False  # whether a test that was decided since this was reset changes from round to round
+        self._loops: list[int] = []
+        self._guards = [0]  # for each loop around: how many such tests stand between it and here
         self._yielding: list[Callable[[World], list[World]]] = []
 
     @abc.abstractmethod
@@ -71,6 +76,9 @@ class Evaluator(abc.ABC):
     # Events
 
     def emit(self, world: World, event: events.Event, at: int, path: str | None = None) -> None:
+        if event.kind in (events.Kind.STEP, events.Kind.ZERO_GRAD):
+            reached = self.boundaries.reached(world)
+            event = replace(event, boundaries=reached, sometimes=self._guards[-1] > 0, loops=tuple(self._loops))
         place = (path or world.frame.module.path, at)
         world.state, world.trail, found = self.watch.take(world.state, event, place, world.trail)
         self.happened.add(event)
@@ -267,10 +275,13 @@ class Evaluator(abc.ABC):
         return results
 
     def _binary(self, node: ir.Binary, world: World) -> Results:
-        return [
-            (combine(node.op, values[0], values[1]), after)
-            for values, after in self._each((node.left, node.right), world)
-        ]
+        results: Results = []
+        for (left, right), after in self._each((node.left, node.right), world):
+            value = combine(node.op, left, right)
+            if node.op == "%":
+                self.boundaries.remainder(node, right, value, tuple(self._loops))
+            results.append((value, after))
+        return results
 
     def _unary(self, node: ir.Unary, world: World) -> Results:
         return [(unary(node.op, value), after) for value, after in self.eval(node.operand, world)]
@@ -282,7 +293,9 @@ class Evaluator(abc.ABC):
             if len(node.rest) == 1:
                 left = GRADIENT if _asks_for_gradient(node.left) and _trained(after) else values[0]
                 stage = _stage_test(node.rest[0][0], left, values[1], after)
-                results.append((stage or comparison(node.rest[0][0], left, values[1]), after))
+                value = stage or comparison(node.rest[0][0], left, values[1])
+                self.boundaries.compared(node, values, value, after, tuple(self._loops))
+                results.append((value, after))
             else:
                 text = " ".join(key_of(value) for value in values)
                 results.append((Condition(short(f"chain {text}"), volatile=any(map(is_volatile, values))), after))
@@ -391,7 +404,12 @@ class Evaluator(abc.ABC):
                 short_cut = true is (test.op == "or")
                 decided += [(true, after)] if short_cut else self.decide(test.right, after)
             return decided
-        return [pair for value, after in self.eval(test, world) for pair in split(after, value)]
+        decided = []
+        for value, after in self.eval(test, world):
+            truth = truth_of(value)
+            self.unsteady = self.unsteady or (isinstance(truth, Condition) and truth.volatile)
+            decided += split(after, value)
+        return decided
 
     def known_items(self, value: Value) -> list[Value] | None:
         """The items of a short display, through ``enumerate`` and ``zip`` as well."""

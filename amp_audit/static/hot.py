@@ -27,6 +27,9 @@ CALLED = frozenset(
 MENTIONED = frozenset({"GradScaler", "ShardedGradScaler", "autocast"})
 """Names that matter even where they are not called."""
 
+_HOLDERS = frozenset({"parameters", "named_parameters", "param_groups"})
+"""What code goes through to get at every gradient by hand."""
+
 _COMMON = frozenset(
     name for kind in (str, bytes, dict, list, set, tuple) for name in dir(kind) if not name.startswith("_")
 ) - {"update"} | {"state_dict", "load_state_dict", "chunk", "unsqueeze", "reshape", "resize", "size", "view"}
@@ -56,6 +59,8 @@ class Vocabulary:
         if self.called & CALLED or self.words & MENTIONED or ("save" in self.called and "torch" in self.words):
             return True
         if self.called & {"step", "parameters", "state_dict"} and any(map(_OPTIMIZER.search, self.words)):
+            return True
+        if "grad" in self.words and self.words & _HOLDERS:
             return True
         return bool(self.called & {"step", "update", "scale", "state_dict"}) and any(map(_SCALER.search, self.words))
 

@@ -29,6 +29,9 @@ DTYPES = {
     "torch.float": "float32",
 }
 
+UNSEEN: frozenset[Hashable] = frozenset({"?"})
+"""What a loss was divided by whose origin was not seen."""
+
 FROZEN, UNCACHED = "#frozen", "#uncached"
 
 
@@ -73,13 +76,14 @@ def together(tensors: list[Tensor], dtype: str | None) -> Tensor:
     dtypes = {t.dtype for t in tensors if t.dtype}
     doubt = any(t.doubt for t in tensors) or len(scaled) > 1
     word = dtype or (dtypes.pop() if len(dtypes) == 1 else None)
-    return Tensor(owners, word, None if doubt else scaled.pop(), doubt, all(t.leaf for t in tensors))
+    divided: frozenset[Hashable] = frozenset().union(*(t.divided for t in tensors))
+    return Tensor(owners, word, None if doubt else scaled.pop(), doubt, all(t.leaf for t in tensors), divided)
 
 
 def scaled(value: Value, scaler: Hashable) -> Value:
     if isinstance(value, Tensor):
         return replace(value, scaled=scaler, doubt=False)
-    return Tensor(scaled=scaler)
+    return Tensor(scaled=scaler, divided=UNSEEN)
 
 
 def argument(args: list[Value], named: dict[str, Value], name: str, index: int | None) -> Value | None:

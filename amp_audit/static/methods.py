@@ -9,9 +9,20 @@ from typing import TYPE_CHECKING
 from amp_audit.events import Event, Kind, Via
 from amp_audit.protocol import LOW_PRECISION, region_dtype
 from amp_audit.static import ir
+from amp_audit.static.algebra import combine
 from amp_audit.static.contexts import Contexts
 from amp_audit.static.ducks import OWNING, SCALER_NAME, tail, tail_of
-from amp_audit.static.lineage import FROZEN, UNCACHED, dtype_of, known, owners_of, scaled, together, with_children
+from amp_audit.static.lineage import (
+    FROZEN,
+    UNCACHED,
+    UNSEEN,
+    dtype_of,
+    known,
+    owners_of,
+    scaled,
+    together,
+    with_children,
+)
 from amp_audit.static.values import (
     NONE,
     Condition,
@@ -41,6 +52,7 @@ from amp_audit.static.world import World, short
 if TYPE_CHECKING:
     from amp_audit.static.evaluate import Results
 
+_OPERATORS = {"div": "/", "div_": "/", "true_divide": "/", "mul": "*", "mul_": "*"}
 SAME = frozenset({"to", "cuda", "cpu", "train", "eval", "requires_grad_", "half", "float", "bfloat16", "double", "xpu"})
 
 
@@ -247,6 +259,10 @@ class Methods(Contexts):
             if name == "detach":
                 return [(Tensor(), world)]
             return [(Symbol(f"tensor.{name}", "", True), world)]
+        if name in _OPERATORS and args:
+            return [(combine(_OPERATORS[name], tensor, args[0]), world)]
+        if name == "sum":  # over the batch: then the sum over micro-batches is the sum over a larger one
+            return [(replace(tensor, divided=tensor.divided | {name}), world)]
         return [(self.result(tensor, node, [tensor, *args], named, world), world)]
 
     def _backward(self, loss: Value, node: ir.Call, world: World) -> Results:
@@ -261,11 +277,12 @@ class Methods(Contexts):
                 owners=known(whole.owners),
                 scaled=scaled,
                 dtype=whole.dtype,
+                divided=whole.divided,
                 detached=all(loss.leaf for loss in losses),
             )
         else:
             foreign = isinstance(loss, Symbol) and loss.param
-            event = Event(Kind.BACKWARD, owners=(), scaled=None if foreign else False)
+            event = Event(Kind.BACKWARD, owners=(), scaled=None if foreign else False, divided=UNSEEN)
         self.walker.emit(world, event, node.at)
         return [(NONE, world)]
 
@@ -287,6 +304,8 @@ class Methods(Contexts):
             base = self.whole(base, world)
         if name in OWNING or (name in SAME | {"zero_grad", "clip_grad_norm_"} and self.is_model(base, world)):
             return self._model(base.key, base, name, node, args, named, world)
+        if name == "zero_grad":  # of whatever it is
+            self.walker.emit(world, Event(Kind.ZERO_GRAD, owners=None), node.at)
         if name == "state_dict":
             return [(StateDict("scheduler" if "sched" in tail(base).lower() else "model"), world)]
         return self._call_unknown(callee, node, args, named, world)
@@ -331,7 +350,7 @@ class Methods(Contexts):
             return [(self.output(Instance(callee.key, None, True), None, args, named, world), world)]
         live = region_dtype(world.state)
         if live is not None and not fed and not world.no_grad and not isinstance(node.func, ir.Attr):
-            return [(Tensor(frozenset(), live), world)]
+            return [(Tensor(frozenset(), live, divided=UNSEEN), world)]
         return [(self.result(callee, node, args, named, world), world)]
 
     def _save(self, value: Value, node: ir.Call, world: World) -> None:

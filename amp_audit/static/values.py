@@ -115,7 +115,7 @@ class Parameters:
 class Tensor:
     """A tensor on its way to a loss. ``scaled``: the id of the scaler whose scale it carries; ``doubt``: it may carry
     one that was not seen. ``dtype``: of the autocast region in which it was computed. ``leaf``: made anew from a
-    number, so that no gradient gets past it.
+    number, so that no gradient gets past it. ``divided``: what it may have been divided by, or multiplied with.
     """
 
     owners: Owners = frozenset()
@@ -123,6 +123,7 @@ class Tensor:
     scaled: Hashable = None
     doubt: bool = False
     leaf: bool = False
+    divided: frozenset[Hashable] = frozenset()
 
 
 GRADIENT = Tensor(doubt=True)

@@ -140,10 +140,15 @@ class Walker(Caller):
         if calm or not self.heat.forks(statement):
             self._cold_if(statement, world, flow)
             return
-        for true, after in self.decide(statement.test, world):
+        self.unsteady = False
+        decided = self.decide(statement.test, world)
+        unsteady = self.unsteady
+        self._guards[-1] += unsteady
+        for true, after in decided:
             arm = self.block(statement.body if true else statement.orelse, [after])
             flow.leave(arm)
             flow.fall += arm.fall
+        self._guards[-1] -= unsteady
 
     def _cold_if(self, statement: ir.If, world: World, flow: Flow) -> None:
         """An ``if`` that matters only for the names it assigns: no new paths, the names hold either value.
@@ -219,7 +224,11 @@ class Walker(Caller):
             for each in current:
                 each.stamp, each.rounds = (*outer, number), (*each.rounds[:depth], each.trail)
                 starts += begin(each)
+            self._guards.append(0)
+            self._loops.append(statement.at)
             body = self.block(statement.body, starts)
+            self._loops.pop()
+            self._guards.pop()
             flow.returned += body.returned
             done += body.broken
             current = [*body.fall, *body.continued]
@@ -238,10 +247,11 @@ class Walker(Caller):
         """A loop's round is a training iteration when it trained and no loop inside it has ended one since."""
         if not _trained(world):
             return
+        missed = self.boundaries.missed(world)
         place, early = (world.frame.module.path, statement.at), False
         if world.left is not None and world.left[1] is world.trail:
             place, early = world.left[0], True
-        self.emit(world, events.Event(events.Kind.ITERATION_END, early=early), place[1], place[0])
+        self.emit(world, events.Event(events.Kind.ITERATION_END, early=early, boundaries=missed), place[1], place[0])
 
     def _with(self, statement: ir.With, world: World, flow: Flow) -> None:
         self._enter(statement, 0, world, flow)

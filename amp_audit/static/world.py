@@ -339,8 +339,8 @@ def _tells(name: K, value: Value, deciding: frozenset[str] | None) -> bool:
 
 
 def _outline(value: Value) -> Value:
-    """A tensor without the owners it leads back to, which are joined where worlds meet."""
-    return replace(value, owners=frozenset()) if isinstance(value, Tensor) else value
+    """A tensor without the owners it leads back to and its divisors, which are joined where worlds meet."""
+    return replace(value, owners=frozenset(), divided=frozenset()) if isinstance(value, Tensor) else value
 
 
 def _is_data(value: Value) -> bool:
@@ -362,5 +362,11 @@ def either(one: Value, two: Value) -> Value:
     if isinstance(one, Tensor) and isinstance(two, Tensor):
         doubt = one.doubt or two.doubt or one.scaled != two.scaled
         same = one.dtype == two.dtype
-        return Tensor(one.owners | two.owners, one.dtype if same else None, None if doubt else one.scaled, doubt)
+        return Tensor(
+            one.owners | two.owners,
+            one.dtype if same else None,
+            None if doubt else one.scaled,
+            doubt,
+            divided=one.divided | two.divided,
+        )
     return Symbol(short(f"either({key_of(one)},{key_of(two)})"))

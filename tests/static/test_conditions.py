@@ -175,7 +175,7 @@ def test_what_a_loop_counts_by_hand_is_any_number_later_on(loop: str) -> None:
         count = 0
         {loop}
             with torch.autocast("cuda"):
-                loss = model(x).mean()
+                loss = model(x).mean() / 4
             scaler.scale(loss).backward()
             count += 1
             if count % 4 == 0:
@@ -307,3 +307,26 @@ for x in [1, 2]:
 """
     raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
     assert {found.rule.id for found in raw} == {"AMP303"}
+
+
+@pytest.mark.parametrize(
+    ("test", "found"),
+    [
+        ("(step + 1) % n == 0", True),
+        ("not (step + 1) % n", True),
+        ("step % n == n - 1", True),
+        ("(step + 1) % n == 0 or step + 1 == len(loader)", True),
+        ("args.clip and (step + 1) % n == 0 or n == 1", True),
+        ("args.debug", False),
+        ("step > 0", False),
+    ],
+)
+def test_a_boundary_test_is_known_in_whatever_way_it_is_written(test: str, found: bool) -> None:
+    body = f"""
+        n = args.accumulate
+        scaler.scale(loss).backward()
+        if {test}:
+            scaler.step(optimizer)
+            scaler.update()
+    """
+    assert rules(body) == ({"AMP223"} if found else set())
