@@ -75,8 +75,9 @@ class _Custom:
 
     @property
     def is_readable(self) -> bool:
-        """Whether no decorator is there that may do anything."""
-        return not any(self.marks[name] - {"custom_fwd", "custom_bwd"} for name in self.methods)
+        """Whether no decorator that may do anything is on what autograd calls."""
+        called = ("forward", "backward", "setup_context")
+        return not any(self.marks.get(name, frozenset()) - {"custom_fwd", "custom_bwd"} for name in called)
 
     def has(self, method: str, mark: str) -> bool:
         return mark in self.marks.get(method, ())
@@ -156,12 +157,21 @@ def _callers_cast(custom: _Custom, project: Project) -> bool:
     """Whether functions around the calls of ``apply`` speak of dtypes: they prepare what they pass."""
     names = _aliases(custom)
     for module in project.modules.values():
-        if names.isdisjoint(module.words):
+        if module is not custom.ref.module and not _imports(module, names):
             continue
         for node in statements(module.body, into=True):
             if isinstance(node, ir.Function) and node.words & names and node.words & _CASTS:
                 return True
     return False
+
+
+def _imports(module: ir.Module, names: set[str]) -> bool:
+    return not names.isdisjoint(module.words) and any(
+        target.rpartition(".")[2] in names
+        for node in statements(module.body, into=True)
+        if isinstance(node, ir.Import)
+        for _, target in node.bindings
+    )
 
 
 def _aliases(custom: _Custom) -> set[str]:
@@ -248,7 +258,7 @@ def ignores_grad_output(
         used = any(name in names for name in _names_read(backward))
         if not used:
             scaled = any("GradScaler" in each.words for each in project.modules.values())
-            confidence = Confidence.HIGH if scaled else Confidence.MEDIUM
+            confidence = Confidence.HIGH if scaled else Confidence.LOW
             yield RawFinding(rule, module.path, backward.at, detector.message, confidence, detector.severity)
 
 
