@@ -32,7 +32,6 @@ _CASTS = frozenset(
         "dtype",
         "float16",
         "float32",
-        "type",
         "to",
     )
 )
