@@ -232,6 +232,13 @@ def _add_recording(parser: _Parser) -> None:
     group.add_argument("--continue", dest="go_on", action="store_true", help="let the program run on after --steps")
     group.add_argument("--trace", type=Path, metavar="DIR", help="where the trace goes (.amp-audit/<time>-<pid>)")
 
+    group.add_argument(
+        "--emulate",
+        type=_device,
+        metavar="cuda[:sm80]",
+        help="run a program written for CUDA on the CPU, in CUDA's precision, as on a chip of that compute capability",
+    )
+
 
 def _add_reporting(parser: _Parser) -> None:
     group = parser.add_argument_group("reporting")
@@ -259,6 +266,16 @@ def _count_or_all(word: str) -> int | None:
 def _sample(word: str) -> str:
     if word not in ("default", "all") and not (word.isdigit() and int(word) >= 1):
         raise argparse.ArgumentTypeError(f"{word!r} is neither default, all nor a number from 1")
+    return word
+
+
+def _device(word: str) -> str:
+    from amp_audit import chips
+
+    try:
+        chips.parse(word)
+    except chips.EmulationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return word
 
 
@@ -295,7 +312,7 @@ def _target(program: tuple[str, list[str]]) -> Target:
 def _recording(options: argparse.Namespace) -> Recording:
     from amp_audit.supervisor import Recording
 
-    return Recording(options.steps, options.sample, options.go_on, options.trace)
+    return Recording(options.steps, options.sample, options.go_on, options.trace, options.emulate)
 
 
 def _configured(options: argparse.Namespace) -> Settings:

@@ -31,12 +31,16 @@ QUIET = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """How a program is recorded. ``steps`` None: to its end. ``go_on``: after ``steps`` only the recording stops."""
+    """How a program is recorded. ``steps`` None: to its end. ``go_on``: after ``steps`` only the recording stops.
+
+    ``emulate``: the device it is to see (``cuda``, ``cuda:sm80``); None: what is there.
+    """
 
     steps: int | None = 20
     sample: str = "default"
     go_on: bool = False
     trace: Path | None = None
+    emulate: str | None = None
 
 
 def trace_folder(recording: Recording, member: Member | None) -> Path:
@@ -64,6 +68,7 @@ def request(target: Target, recording: Recording, folder: Path, watch: Path | No
         sample=recording.sample,
         go_on=recording.go_on,
         watch=watch,
+        emulate=recording.emulate,
     )
 
 

@@ -104,7 +104,7 @@ def _run(run: Summary) -> dict[str, Any]:
     return {
         **data,
         "program": list(run.header.argv),
-        **{key: header[key] for key in ("torch", "python", "device", "policy", "world_size")},
+        **{key: header[key] for key in ("torch", "python", "device", "policy", "emulated", "world_size")},
     }
 
 

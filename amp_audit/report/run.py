@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from amp_audit.report import emulated
 from amp_audit.report.content import Program, shown_path
 from amp_audit.report.source import printable
 from amp_audit.report.summary import BALANCE, HotOp, ScalePoint, Summary, Underflow
@@ -41,6 +42,7 @@ def sections(run: Summary, program: Program | None, root: Path, verbose: bool) -
 
 def _story(run: Summary, program: Program | None) -> Iterator[str]:
     head = run.header
+    yield from emulated.story(head)
     name = " ".join(head.argv) or "the program"
     if not run.observed:
         before = {"failed": "failed", "killed": _cut_off(program), "interrupted": "was interrupted"}.get(run.reason)

@@ -26,7 +26,8 @@ WATCH_WAIT = 10.0
 class Config:
     """What a process has to know: see ``launch.Request``. ``main`` is the program itself, not a child of it.
 
-    ``watch_until``: the time (seconds since the epoch) up to which the file ``watch`` is waited for.
+    ``watch_until``: the time (seconds since the epoch) up to which the file ``watch`` is waited for. ``emulate``: the
+    device to be emulated (``cuda``, ``cuda:sm80``).
     """
 
     trace_dir: str
@@ -36,6 +37,7 @@ class Config:
     watch: str | None = None
     watch_until: float = 0.0
     main: bool = False
+    emulate: str | None = None
 
 
 def environment(config: Config, base: Mapping[str, str]) -> dict[str, str]:
@@ -48,9 +50,12 @@ def environment(config: Config, base: Mapping[str, str]) -> dict[str, str]:
 def begin(session: str, main: bool) -> None:
     """Begin the session that ``environment`` wrote down, torch having just been imported.
 
-    A process that cannot be audited says why in the trace folder, and runs as it would.
+    A process that cannot be audited says why in the trace folder, and runs as it would. One that was to see a device
+    which cannot be emulated would run as another program, and ends: raises SystemExit.
     """
     config = Config(**{**json.loads(session), "main": main})
+    if config.emulate is not None:
+        _emulate(config)
     try:
         from amp_audit.runtime import lines
         from amp_audit.runtime.session import Session
@@ -60,6 +65,16 @@ def begin(session: str, main: bool) -> None:
         Session(config, attached=True).begin()
     except Exception as error:
         _complain(config, f"a process could not be audited: {type(error).__name__}: {error}")
+
+
+def _emulate(config: Config) -> None:
+    from amp_audit.runtime import emulation
+
+    try:
+        emulation.begin(str(config.emulate))
+    except Exception as error:
+        _complain(config, f"cannot emulate {config.emulate}: {error}")
+        raise SystemExit(f"amp-audit: cannot emulate {config.emulate}: {error}") from None
 
 
 def read_watch(file: Path, until: float) -> dict[str, list[list[int]]]:

@@ -35,7 +35,7 @@ class Request:
     never); with ``go_on`` only the recording stops. ``sample``: ``"default"``, ``"all"`` or a number N (every Nth
     step). ``watch``: a JSON file, which may appear a little later, ``{path: [[first line, last line], ...]}``: code
     whose reached lines are wanted (``Trace.lines``). With torch imported the program waits until it is there, ten
-    seconds after its start at most: write it also when there is nothing to watch.
+    seconds after its start at most: write it also when there is nothing to watch. ``emulate``: a device to emulate.
     """
 
     kind: Kind
@@ -45,6 +45,7 @@ class Request:
     sample: str = "default"
     go_on: bool = False
     watch: Path | None = None
+    emulate: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,7 @@ def start(request: Request) -> Running:
         watch=None if request.watch is None else str(request.watch.resolve()),
         watch_until=time.time() + WATCH_WAIT,
         main=request.kind != "launcher",
+        emulate=request.emulate,
     )
     _clear(folder, os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
     command = _command(request)

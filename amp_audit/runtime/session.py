@@ -343,6 +343,7 @@ class Session:
                 "threads": torch.get_num_threads(),
                 "watch": lines.current is not None and lines.current.why_not is None,
             },
+            emulated=self.config.emulate,
         )
 
     def _world(self) -> int:

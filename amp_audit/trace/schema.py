@@ -137,12 +137,16 @@ class Number:
 
 @dataclass(slots=True)
 class Header:
+    """``policy``: the device whose autocast lists were in force: cpu, cuda, ... ``emulated``: what was emulated on the
+    CPU, as it was asked for ("cuda:sm80"); None for a run on the real device.
+    """
+
     schema: int
     amp_audit: str
     torch: str
     python: str
     device: str
-    policy: str  # whose autocast lists were in force: cpu, cuda, ...
+    policy: str
     rank: int
     world_size: int
     argv: tuple[str, ...]
@@ -151,6 +155,7 @@ class Header:
     steps: int | None
     started: str
     flags: Mapping[str, Any] = field(default_factory=dict)
+    emulated: str | None = None
 
 
 @dataclass(slots=True)

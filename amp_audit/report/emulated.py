@@ -1,0 +1,51 @@
+"""What the report's head says of a run on an emulated device, and of a run for another torch than the one it ran on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from amp_audit import policy
+from amp_audit.chips import parse
+from amp_audit.report.words import listed
+from amp_audit.trace.schema import Header
+
+
+def story(header: Header) -> Iterator[str]:
+    """One sentence each; nothing for a run on the device that was there."""
+    if header.emulated is None:
+        return
+    chip = parse(header.emulated).chip
+    device = header.emulated.partition(":")[0].upper()
+    yield (
+        f"{device} WAS EMULATED on the CPU, as of a {chip.name} (compute capability {chip.major}.{chip.minor}): "
+        f"dtypes, casts and which operators run are {device}'s, values are rounded as there except where the CPU's "
+        "kernels round otherwise; times, memory and random numbers are not those of a GPU"
+    )
+    if not chip.bfloat16:
+        yield f"a {chip.name} has no tensor cores for bfloat16: what runs in it there is slower than in float16"
+    yield f"autocast's lists: {table(header)}"
+
+
+def table(header: Header) -> str:
+    """The lists that were in force: ``CUDA's of torch 2.13.0 (unchanged since 2.12)``."""
+    lists = policy.lists(header.policy, _release(header.torch))
+    return f"{header.policy.upper()}'s of torch {_release(header.torch)} (unchanged since {lists.since})"
+
+
+def _release(torch: str) -> str:
+    return torch.partition("+")[0]
+
+
+def other_torch(header: Header, wanted: str) -> Iterator[str]:
+    """What autocast of torch ``wanted`` does otherwise than that of the torch that ran, on the run's device."""
+    here, there = (policy.lists(header.policy, release) for release in (_release(header.torch), wanted))
+    if here.since == there.since:
+        return
+    names = sorted({name for name in (*here.table, *there.table) if here.kind(name) != there.kind(name)})
+    shown = [name for name in names if not name.endswith(".*")]
+    if shown:
+        what = [f"{n} ({here.kind(n) or 'as it comes'} here, {there.kind(n) or 'as it comes'} there)" for n in shown]
+        yield (
+            f"this ran under {table(header)}; those of torch {wanted} differ: {listed(what)}. "
+            f"Run it with torch {wanted} to see what they do"
+        )

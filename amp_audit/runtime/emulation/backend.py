@@ -1,0 +1,471 @@
+"""The kernels of the emulated CUDA: each runs the CPU's on the same memory.
+
+torch decides everything above: shapes, autograd, autocast, which operators a function decomposes into. A kernel here
+lets its tensors cross (``bridge``), calls the operator again, and lets the results cross back. Arithmetic in float16
+and bfloat16 is CUDA's in what matters to precision: products and sums of matmul and convolution are formed in float32
+and rounded once, as tensor cores do.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from amp_audit.runtime.emulation import refusals
+from amp_audit.runtime.emulation.bridge import on_device, on_host, over_storage
+from amp_audit.runtime.emulation.randomness import generator
+
+core: Any = torch._C
+LOW = frozenset({torch.float16, torch.bfloat16})
+CPU = torch.device("cpu")
+
+_ACCUMULATED = frozenset(
+    {
+        *(
+            "mm",
+            "addmm",
+            "addmm_",
+            "bmm",
+            "baddbmm",
+            "baddbmm_",
+            "addmv",
+            "addmv_",
+            "mv",
+            "addbmm",
+            "addr",
+            "dot",
+            "vdot",
+        ),
+        *("linear", "_addmm_activation", "convolution", "convolution_backward", "_convolution", "linalg_vecdot"),
+        *("native_layer_norm", "native_layer_norm_backward"),
+    }
+)
+"""Operators that CUDA computes in float32 on half inputs, rounding the result once; here their inputs are widened."""
+
+_FLOAT32_RESULTS = {"native_layer_norm": (1, 2), "native_batch_norm": (1, 2), "_native_batch_norm_legit": (1, 2)}
+"""Results (by position) that CUDA leaves in float32 when the inputs are half: means and inverse deviations."""
+
+_MIXED = frozenset(
+    {
+        *("copy_", "_copy_from", "_foreach_copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_"),
+        *(
+            "_unsafe_index",
+            "_unsafe_index_put",
+            "is_set_to",
+            "_to_copy",
+            "_fused_adam_",
+            "_fused_adamw_",
+            "_fused_sgd_",
+        ),
+        *("_fused_adagrad_", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "equal"),
+    }
+)
+"""Operators that take tensors of both devices; of others torch takes CPU tensors without dimensions only."""
+
+
+class CannotEmulate(NotImplementedError):
+    """What the program asks of CUDA has no equivalent on the CPU; the message names it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What an operator's schema says of how it is to be run.
+
+    ``returns``: for each result the argument that it is, by position or name, or None for a new tensor. ``outputs``:
+    names of ``out=`` arguments. ``written``: positions and names of arguments that are changed in place.
+    """
+
+    op: Any
+    name: str
+    returns: tuple[int | str | None, ...]
+    outputs: frozenset[str]
+    written: frozenset[int | str]
+    generator: bool
+    random: bool
+    wide: bool
+    mixed: bool
+    refusal: refusals.Refusal | None
+
+
+@functools.cache
+def plan(op: Any) -> Plan:
+    schema = op._schema
+    by_set: dict[str, int | str] = {}
+    outputs, written = set(), set()
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        key = argument.name if argument.kwarg_only else position
+        written.add(key)
+        by_set.update(dict.fromkeys(argument.alias_info.before_set, key))
+        if argument.is_out:
+            outputs.add(argument.name)
+    returns = tuple(
+        next((by_set[name] for name in result.alias_info.before_set if name in by_set), None)
+        if result.alias_info is not None
+        else None
+        for result in schema.returns
+    )
+    name = schema.name.rpartition("::")[2]
+    return Plan(
+        op,
+        name,
+        returns,
+        frozenset(outputs),
+        frozenset(written),
+        any(argument.name == "generator" for argument in schema.arguments),
+        torch.Tag.nondeterministic_seeded in op.tags,
+        name in _ACCUMULATED,
+        name in _MIXED,
+        refusals.REFUSALS.get(name),
+    )
+
+
+def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator whose tensors (some of them) are on the emulated device."""
+    with _Below():
+        special = SPECIAL.get(op._schema.name)
+        if special is not None:
+            return special(op, *args, **kwargs)
+        return _run(plan(op), args, kwargs)
+
+
+class _Below:
+    """Nothing of torch's upper layers acts on what a kernel calls: autograd, and modes such as a default device."""
+
+    _guards: tuple[Any, ...]
+
+    def __enter__(self) -> None:
+        made = (
+            core.DisableTorchFunction(),
+            core._AutoDispatchBelowAutograd(),
+            core._ExcludeDispatchKeyGuard(_CPU_CAST),
+        )
+        self._guards = made
+        for guard in made:
+            guard.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(*error)
+
+
+_CPU_CAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def _run(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    devices = Devices(plan)
+    own = tuple(devices.cross(arg) for arg in args)
+    given = {key: devices.cross(value) for key, value in kwargs.items() if key not in plan.outputs}
+    given.pop("pin_memory", None)
+    devices.check()
+    if plan.refusal is not None:
+        plan.refusal.check(devices.dtypes)
+    if plan.generator and given.get("generator") is None:
+        given["generator"] = generator()
+    for name in plan.outputs & kwargs.keys():
+        given[name] = _empty_like(kwargs[name])
+    with _seeded(plan):
+        out = compute(plan, own, given, devices.dtypes)
+    for name in plan.outputs & kwargs.keys():
+        fill(kwargs[name], given[name])
+    return _returned(plan, out, args, kwargs)
+
+
+def compute(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], dtypes: Iterable[torch.dtype]) -> Any:
+    """Run an operator on the CPU; in float32 where CUDA would, or where the CPU has no kernel for a half type."""
+    low = LOW.intersection(dtypes)
+    if not low:
+        return plan.op(*args, **kwargs)
+    if plan.wide:
+        return in_float32(plan, args, kwargs, low)
+    try:
+        return plan.op(*args, **kwargs)
+    except (RuntimeError, NotImplementedError) as error:
+        if "not implemented for" not in str(error) and "not supported" not in str(error):
+            raise
+        try:
+            return in_float32(plan, args, kwargs, low)
+        except Exception:
+            raise error from None
+
+
+def in_float32(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], low: frozenset[torch.dtype]) -> Any:
+    """Run an operator on float32 copies of its half tensors, and round the results to the type that they would have."""
+    wide = tuple(map(_widened, args))
+    given = {key: _widened(value) for key, value in kwargs.items()}
+    out = plan.op(*wide, **given)
+    for key in plan.written:
+        narrow, result = (args[key], wide[key]) if isinstance(key, int) else (kwargs.get(key), given.get(key))
+        _write_back(narrow, result)
+    if len(low) > 1 or kwargs.get("dtype") is not None or kwargs.get("out_dtype") is not None:
+        return out
+    (dtype,) = low
+    kept = _FLOAT32_RESULTS.get(plan.name, ())
+    if isinstance(out, (tuple, list)):
+        return [item if place in kept else _rounded(item, dtype) for place, item in enumerate(out)]
+    return _rounded(out, dtype)
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype in LOW else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_widened, value))
+    return value
+
+
+def _write_back(narrow: Any, wide: Any) -> None:
+    if isinstance(narrow, torch.Tensor):
+        if narrow.dtype in LOW:
+            narrow.resize_(wide.shape).copy_(wide) if narrow.shape != wide.shape else narrow.copy_(wide)
+    elif isinstance(narrow, (list, tuple)):
+        for one, other in zip(narrow, wide):
+            _write_back(one, other)
+
+
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.dtype is torch.float32 else value
+    return [_rounded(item, dtype) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class Devices:
+    """Lets the arguments of an operator cross to the CPU, and takes note of where they came from."""
+
+    __slots__ = ("_host", "_plan", "device", "dtypes")
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.device = False
+        self._host = False
+        self.dtypes: set[torch.dtype] = set()
+
+    def cross(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            self.dtypes.add(value.dtype)
+            if value.is_cuda:
+                self.device = True
+                return on_host(value)
+            self._host = self._host or value.dim() > 0
+            return value
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self.cross, value))
+        return CPU if isinstance(value, torch.device) and value.type == "cuda" else value
+
+    def check(self) -> None:
+        if self.device and self._host and not self._plan.mixed:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+                f"(when checking arguments of {self._plan.op})"
+            )
+
+
+def _empty_like(out: Any) -> Any:
+    if isinstance(out, (list, tuple)):
+        return type(out)(map(_empty_like, out))
+    return torch.empty(0, dtype=out.dtype)
+
+
+def fill(out: Any, result: Any) -> None:
+    """Put what was computed into the ``out=`` tensor that the program gave."""
+    if isinstance(out, (list, tuple)):
+        for one, other in zip(out, result):
+            fill(one, other)
+        return
+    if out.shape != result.shape:
+        out.resize_(result.shape)
+    (on_host(out) if out.is_cuda else out).copy_(result)
+
+
+def _returned(plan: Plan, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not plan.returns:
+        return None
+    results = out if len(plan.returns) > 1 else (out,)
+    target = kwargs.get("device")
+    stays = target is not None and torch.device(target).type != "cuda"
+    crossed = [
+        (result if stays else back(result)) if key is None else (args[key] if isinstance(key, int) else kwargs[key])
+        for key, result in zip(plan.returns, results)
+    ]
+    return tuple(crossed) if len(plan.returns) > 1 else crossed[0]
+
+
+def back(value: Any) -> Any:
+    """Results cross to the device."""
+    if isinstance(value, torch.Tensor):
+        return on_device(value)
+    return [back(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class _seeded:
+    """Random operators that take no generator draw from CUDA's, not from the CPU's."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._needed = plan.random and not plan.generator
+
+    def __enter__(self) -> None:
+        if self._needed:
+            self._own = torch.default_generator.get_state()
+            torch.default_generator.set_state(generator().get_state())
+
+    def __exit__(self, *error: object) -> None:
+        if self._needed:
+            generator().set_state(torch.default_generator.get_state())
+            torch.default_generator.set_state(self._own)
+
+
+# Operators with a way of their own
+
+Special = Callable[..., Any]
+SPECIAL: dict[str, Special] = {}
+_META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+
+
+def special(*names: str) -> Callable[[Special], Special]:
+    """Register a function that runs the named ATen operators, whatever the overload."""
+
+    def register(function: Special) -> Special:
+        SPECIAL.update({f"aten::{name}": function for name in names})
+        return function
+
+    return register
+
+
+@special("as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex", "alias")
+def _view(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Views look at the storage of their base, as on CUDA: the meta device's kernel makes one without touching data."""
+    return op.redispatch(_META, *args, **kwargs)
+
+
+@special("set_")
+def _set(op: Any, tensor: torch.Tensor, source: Any = None, *place: Any) -> torch.Tensor:
+    """Point a tensor to other memory: that of a tensor, or of a storage."""
+    if source is None:
+        target = on_device(torch.empty(0, dtype=tensor.dtype))
+    elif isinstance(source, torch.Tensor):
+        target = torch.ops.aten.alias.default(source)
+    else:
+        target = on_device(over_storage(source).view(tensor.dtype))
+    if place:
+        offset, size, *stride = place
+        strides = stride[0] if stride and (stride[0] or not size) else contiguous_strides(size)
+        target = torch.ops.aten.as_strided.default(target, size, strides, offset)
+    tensor.data = target
+    return tensor
+
+
+def contiguous_strides(size: Sequence[int]) -> list[int]:
+    strides = [1]
+    for extent in reversed(size[1:]):
+        strides.insert(0, strides[0] * max(1, extent))
+    return strides[: len(size)]
+
+
+@special("resize_")
+def _resize(op: Any, tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
+    """Memory that came by the bridge does not grow: what is needed beyond it is new, and begins with the old."""
+    shape = torch.empty(size, dtype=tensor.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
+    needed = (tensor.storage_offset() + shape.numel()) * tensor.itemsize
+    storage = tensor.untyped_storage()
+    target = tensor
+    if needed > storage.nbytes():
+        grown = torch.empty(needed, dtype=torch.uint8)
+        if storage.nbytes():
+            grown[: storage.nbytes()] = over_storage(storage)
+        target = on_device(grown.view(tensor.dtype))
+    tensor.data = torch.ops.aten.as_strided.default(target, shape.shape, shape.stride(), tensor.storage_offset())
+    return tensor
+
+
+@special("is_set_to")
+def _is_set_to(op: Any, tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    same = tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return same and (tensor.storage_offset(), tensor.shape, tensor.stride()) == (
+        other.storage_offset(),
+        other.shape,
+        other.stride(),
+    )
+
+
+@special("record_stream")
+def _record_stream(op: Any, tensor: torch.Tensor, stream: Any) -> None:
+    """Everything is done when it returns: no memory is used before its time."""
+
+
+def unknown(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """An operator without a CPU kernel of its own: perhaps it is composed of others, perhaps it is CUDA's alone."""
+    try:
+        return run(op, *args, **kwargs)
+    except NotImplementedError as error:
+        if isinstance(error, CannotEmulate):
+            raise
+        raise CannotEmulate(f"amp-audit cannot emulate {op}: it has a kernel for CUDA only") from error
+
+
+def by_name(name: str) -> Callable[..., Any]:
+    """A kernel for one operator that finds the operator when it is first called."""
+    packet, _, overload = name.partition(".")
+    known: list[Any] = []
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not known:
+            known.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+        return run(known[0], *args, **kwargs)
+
+    return kernel
+
+
+Library: Any = torch.library.Library
+_libraries: list[Any] = []
+"""Registrations last as long as these."""
+
+_STRUCTURAL = frozenset(
+    {
+        *("t_", "squeeze_", "unsqueeze_", "transpose_", "detach_", "_unsafe_view", "lift", "lift_fresh", "_lazy_clone"),
+        *("unsafe_split", "unsafe_split_with_sizes", "_to_copy", "_pin_memory", "is_pinned", "is_same_size"),
+        *("is_coalesced", "dense_dim", "sparse_dim", "_has_same_storage_numel", "_make_dual", "_fw_primal"),
+    }
+)
+"""Operators that only rearrange a tensor's description, or choose between devices: torch composes them itself."""
+
+
+def register() -> None:
+    """Give the CUDA key a kernel for every operator that has one for the CPU or for all devices, and a fallback."""
+    library: Any = torch._C._dispatch_library("IMPL", "aten", "CUDA", __file__, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in filter(_needs_kernel, _operators()):
+            library.impl(name, "CUDA", by_name(name), False)
+    fallback: Any = Library("_", "IMPL")
+    fallback.fallback(unknown, "CUDA")
+    _libraries.extend((library, fallback))
+
+
+def _operators() -> list[str]:
+    """ATen's operators with their overloads, without those that return a view."""
+    kept = []
+    for schema in torch._C._jit_get_all_schemas():
+        view = any(item.alias_info is not None and not item.alias_info.is_write for item in schema.returns)
+        namespace, _, name = schema.name.partition("::")
+        if namespace == "aten" and (not view or f"aten::{name}" in SPECIAL):
+            kept.append(f"{name}.{schema.overload_name}" if schema.overload_name else name)
+    return kept
+
+
+def _needs_kernel(name: str) -> bool:
+    if name.partition(".")[0] in _STRUCTURAL or name.startswith(("sparse", "_sparse", "_coalesced")):
+        return False
+    full = f"aten::{name}"
+    try:
+        return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in _KEYS)
+    except RuntimeError:  # TorchScript's own, which the dispatcher does not know
+        return False
+
+
+_KEYS = ("CPU", "CompositeExplicitAutograd", "CUDA")

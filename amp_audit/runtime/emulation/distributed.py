@@ -1,0 +1,73 @@
+"""Process groups that ask for NCCL: gloo does the work, on the same memory."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from amp_audit.runtime.emulation.backend import run
+
+_libraries: list[Any] = []
+
+
+def install() -> None:
+    """Let ``init_process_group`` take ``nccl``, and collectives take CUDA tensors."""
+    if not torch.distributed.is_available():
+        return
+    library: Any = torch._C._dispatch_library("IMPL", "c10d", "CUDA", __file__, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for full in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
+            namespace, _, name = full.partition("::")
+            if namespace == "c10d":
+                library.impl(name, "CUDA", _collective(name), False)
+    _libraries.append(library)
+    from torch.distributed import distributed_c10d as c10d
+
+    asked: dict[Any, str] = {}
+    for name in ("init_process_group", "new_group"):
+        function = _without_nccl(getattr(c10d, name), asked)
+        for module in (torch.distributed, c10d):
+            setattr(module, name, function)
+    torch.distributed.is_nccl_available = c10d.is_nccl_available = lambda: True
+    original = c10d.get_backend
+
+    def get_backend(group: Any = None) -> Any:
+        return asked.get(group, original(group))
+
+    torch.distributed.get_backend = c10d.get_backend = get_backend
+
+
+def _collective(name: str) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return run(getattr(getattr(torch.ops.c10d, packet), overload or "default"), *args, **kwargs)
+
+    return kernel
+
+
+def _without_nccl(original: Callable[..., Any], asked: dict[Any, str]) -> Callable[..., Any]:
+    position = 0 if original.__name__ == "init_process_group" else 2
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("backend", args[position] if len(args) > position else None)
+        kwargs.pop("device_id", None)  # binds NCCL to a device at once
+        if kwargs.get("pg_options") is not None:
+            kwargs["pg_options"] = None
+        if given is None or "nccl" in str(given):
+            if len(args) > position:
+                args = (*args[:position], "gloo", *args[position + 1 :])
+            elif position == 0 or given is not None:
+                kwargs["backend"] = "gloo"
+        group = original(*args, **kwargs)
+        if given is None or str(given) == "nccl":
+            asked[group] = "nccl"
+        return group
+
+    return function

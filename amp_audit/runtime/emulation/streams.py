@@ -1,0 +1,123 @@
+"""Streams and events of the emulated CUDA: every operator is done when it returns, so there is nothing to wait for."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import torch
+
+from amp_audit.runtime.emulation.backend import CannotEmulate
+
+_numbers = itertools.count(1)
+_CUDA = 1  # c10::DeviceType
+
+
+class Stream:
+    """``torch.cuda.Stream``."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **given: Any) -> None:
+        self.stream_id = given.get("stream_id", next(_numbers))
+        self.device_index = 0
+        self.device_type = _CUDA
+        self.device = torch.device("cuda", 0)
+        self.priority = priority
+        self.cuda_stream = self.stream_id
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> Any:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def __enter__(self) -> Stream:
+        context: Any = torch.cuda.StreamContext
+        self._context = context(self)
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and self.stream_id == other.stream_id
+
+    def __hash__(self) -> int:
+        return hash((_CUDA, self.stream_id))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.stream_id:#x}>"
+
+
+class ExternalStream(Stream):
+    """``torch.cuda.ExternalStream``."""
+
+    def __init__(self, stream_ptr: int, device: Any = None, **given: Any) -> None:
+        super().__init__(device, stream_id=stream_ptr, **given)
+
+
+class Event:
+    """``torch.cuda.Event``; what it measures is the time of the CPU."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self._timing = enable_timing
+        self._at: float | None = None
+        self.device = torch.device("cuda", 0)
+
+    def record(self, stream: Any = None) -> None:
+        self._at = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds between two recorded events. Raises as torch does for events that were not recorded."""
+        if not (self._timing and end_event._timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._at is None or end_event._at is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return 1000 * (end_event._at - self._at)
+
+
+class CUDAGraph:
+    """``torch.cuda.CUDAGraph``, which records launches of kernels: here none are launched."""
+
+    def replay(self) -> None:
+        """Never called: there is none to call it on."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise CannotEmulate("amp-audit cannot emulate CUDA graphs (torch.cuda.CUDAGraph): run the program without them")
+
+
+class Streams:
+    """Which stream is current; a stream id by thread would tell nothing more."""
+
+    def __init__(self) -> None:
+        self._current = 0
+
+    def current(self, device: int) -> tuple[int, int, int]:
+        return self._current, 0, _CUDA
+
+    def default(self, device: int) -> tuple[int, int, int]:
+        return 0, 0, _CUDA
+
+    def set(self, stream_id: int, device_index: int = 0, device_type: int = _CUDA) -> None:
+        self._current = stream_id

@@ -1,0 +1,259 @@
+"""What ``torch.cuda`` answers when CUDA is emulated: as on a machine with one device of the chosen chip.
+
+torch's own Python code asks its C++ part through functions named ``torch._C._cuda_...``. A CPU build lacks them; they
+are given here, so that everything above stays torch's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import torch
+import torch.utils._device
+
+from amp_audit.chips import Chip
+from amp_audit.runtime.emulation import legacy, randomness, storage
+from amp_audit.runtime.emulation.streams import CUDAGraph, Event, ExternalStream, Stream, Streams
+
+CUDA_VERSION = "12.8"
+CUDNN_VERSION = 91002
+ARCHITECTURES = "sm_60 sm_61 sm_70 sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120"
+_IN_USE = 0.05
+"""The share of the device's memory that ``mem_get_info`` counts as used by others."""
+
+
+_NO_ID = UUID(int=0)
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """``torch.cuda.get_device_properties``."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    shared_memory_per_block: int
+    L2_cache_size: int
+    max_threads_per_multi_processor: int = 2048
+    regs_per_multiprocessor: int = 65536
+    warp_size: int = 32
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    pci_bus_id: int = 0
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+    gcnArchName: str = ""
+    uuid: UUID = _NO_ID
+
+
+def install(chip: Chip) -> None:
+    """Let torch.cuda answer for ``chip``. There is no way back in this process."""
+    everything: Any = torch
+    device = _Device(chip)
+    for name, function in device.functions().items():
+        setattr(torch._C, name, function)
+    for name, value in {"_has_cuda": True, "_has_cudnn": True}.items():
+        setattr(torch._C, name, value)
+    everything.version.cuda = CUDA_VERSION
+    cuda: Any = torch.cuda
+    cuda._cudart = device
+    cuda._get_device_properties = device.properties
+    cuda._exchange_device = device.exchange
+    cuda._maybe_exchange_device = device.exchange
+    cuda.graphs._cuda_isCurrentStreamCapturing = device.functions()["_cuda_isCurrentStreamCapturing"]
+    cuda.default_generators = (randomness.generator(),)
+    cuda.cudart = lambda: device
+    for module in (cuda, cuda.streams, cuda.graphs):
+        for made in (Stream, Event, ExternalStream, CUDAGraph):
+            if hasattr(module, made.__name__):
+                setattr(module, made.__name__, made)
+    everything.Generator = randomness.Generator
+    everything.backends.cudnn.version = lambda: CUDNN_VERSION
+    everything.Tensor.record_stream = lambda tensor, stream: None
+    torch._C._jit_override_can_fuse_on_gpu(False)
+    _pin()
+    _compile_nothing()
+    storage.install()
+    legacy.install()
+
+
+class _Device:
+    """The one device, and the functions that torch's Python code calls."""
+
+    def __init__(self, chip: Chip) -> None:
+        self._chip = chip
+        self._streams = Streams()
+        self._current = 0
+        self._peak = 0
+
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "_cuda_getDeviceCount": self.count,
+            "_cuda_init": lambda: None,
+            "_cuda_getDevice": lambda: self._current,
+            "_cuda_setDevice": self.exchange,
+            "_cuda_exchangeDevice": self.exchange,
+            "_cuda_maybeExchangeDevice": self.exchange,
+            "_cuda_synchronize": lambda: None,
+            "_cuda_sleep": lambda cycles: None,
+            "_cuda_getCompiledVersion": lambda: 12080,
+            "_cuda_getArchFlags": lambda: ARCHITECTURES,
+            "_cuda_getCurrentStream": self._streams.current,
+            "_cuda_getDefaultStream": self._streams.default,
+            "_cuda_setStream": self._streams.set,
+            "_cuda_getStreamFromExternal": lambda pointer, device: (pointer, 0, 1),
+            "_cuda_isCurrentStreamCapturing": lambda: False,
+            "_cuda_emptyCache": lambda: None,
+            "_cuda_ipc_collect": lambda: None,
+            "_cuda_memoryStats": self.memory,
+            "_cuda_resetPeakMemoryStats": self._forget_peak,
+            "_cuda_resetAccumulatedMemoryStats": lambda device: None,
+            "_cuda_memorySnapshot": lambda *args: {"segments": [], "device_traces": []},
+            "_cuda_setMemoryFraction": lambda fraction, device: None,
+            "_cuda_getMemoryFraction": lambda device: 1.0,
+            "_cuda_canDeviceAccessPeer": lambda one, other: False,
+            "_cuda_getAllocatorBackend": lambda: "native",
+            "_cuda_get_sync_debug_mode": lambda: 0,
+            "_cuda_set_sync_debug_mode": lambda mode: None,
+            "_cuda_get_cudnn_benchmark_limit": lambda: 10,
+            "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
+            "_cuda_hasPrimaryContext": lambda device: True,
+            "_cuda_getCurrentRawStream": lambda device: 0,
+            "_cuda_clearCublasWorkspaces": lambda: None,
+        }
+
+    def count(self) -> int:
+        """One device; under a launcher as many as it started processes, each of which uses its own."""
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")
+        return int(local) if local.isdigit() else 1
+
+    def exchange(self, index: int) -> int:
+        """Make another device the current one. Raises as CUDA does for one that is not there."""
+        if index >= self.count():
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        before, self._current = self._current, max(index, 0) if index >= 0 else self._current
+        return before
+
+    def properties(self, index: int) -> DeviceProperties:
+        chip = self._chip
+        return DeviceProperties(
+            chip.name,
+            chip.major,
+            chip.minor,
+            chip.memory,
+            chip.multiprocessors,
+            chip.shared_memory_per_block,
+            chip.l2_cache,
+        )
+
+    def memory(self, index: int) -> dict[str, Any]:
+        """What ``torch.cuda.memory_stats`` is made of: bytes that live tensors hold, and the most seen so far."""
+        held = _held()
+        self._peak = max(self._peak, held)
+        both = {"current": held, "peak": self._peak, "allocated": held, "freed": 0}
+        kinds = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+        return {**{kind: {"all": both} for kind in kinds}, "num_alloc_retries": 0, "num_ooms": 0}
+
+    def _forget_peak(self, index: int) -> None:
+        self._peak = 0
+
+    # cudart
+
+    def cudaMemGetInfo(self, index: int) -> tuple[int, int]:
+        total = self._chip.memory
+        return max(0, int(total * (1 - _IN_USE)) - _held()), total
+
+    def cudaProfilerStart(self) -> int:
+        return 0
+
+    def cudaProfilerStop(self) -> int:
+        return 0
+
+    def cudaHostRegister(self, *args: Any) -> int:
+        return 0
+
+    def cudaHostUnregister(self, *args: Any) -> int:
+        return 0
+
+    def cudaGetErrorString(self, error: int) -> str:
+        return "no error"
+
+
+def _held() -> int:
+    """Bytes of storages on the device that live Python tensors hold. What only autograd keeps is not seen."""
+    sizes: dict[int, int] = {}
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor) and item.is_cuda and item.layout is torch.strided:
+            own = item.untyped_storage()
+            sizes[own._cdata] = own.nbytes()
+    return sum(sizes.values())
+
+
+# Pinned memory
+
+_FACTORIES = (
+    *("empty", "zeros", "ones", "full", "rand", "randn", "randint", "tensor", "arange", "empty_like", "zeros_like"),
+    *("ones_like", "full_like", "rand_like", "randn_like", "empty_strided", "empty_permuted", "randperm", "linspace"),
+)
+
+
+def _pin() -> None:
+    """Pinned memory is memory: only ``is_pinned`` tells the difference."""
+
+    def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        if tensor.is_cuda:
+            raise RuntimeError(f"cannot pin 'torch.cuda.{tensor.dtype}' only dense CPU tensors can be pinned")
+        if is_pinned(tensor):
+            return tensor
+        return _marked(tensor.detach().clone() if not tensor.requires_grad else tensor.clone())
+
+    def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+        return getattr(tensor, _PINNED, False)
+
+    tensors: Any = torch.Tensor
+    tensors.pin_memory = pin_memory
+    tensors.is_pinned = is_pinned
+    constructors: Any = torch.utils._device._device_constructors
+    constructors()  # remembers torch's own functions
+    for name in _FACTORIES:
+        if hasattr(torch, name):
+            setattr(torch, name, _pinning(getattr(torch, name)))
+
+
+_PINNED = "_amp_audit_pinned"
+
+
+def _marked(tensor: torch.Tensor) -> torch.Tensor:
+    setattr(tensor, _PINNED, True)
+    return tensor
+
+
+def _pinning(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if not kwargs.get("pin_memory"):
+            return factory(*args, **kwargs)
+        return _marked(factory(*args, **{**kwargs, "pin_memory": False}))
+
+    return make
+
+
+def _compile_nothing() -> None:
+    """``torch.compile`` would write kernels for a device that is not there: what it is given runs as it is."""
+    everything: Any = torch
+    original = torch.compile
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        torch.compiler.set_stance("force_eager")
+        return original(*args, **kwargs)
+
+    everything.compile = compile
