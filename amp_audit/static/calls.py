@@ -127,7 +127,7 @@ class Caller(Evaluator):
         self.followed.add((func.module.path, function.at))
         env = dict(_live_env(func, world))
         self._bind_parameters(func, env, args, named, world)
-        world.frames.append(Frame(func.module, function, env, func.cls, deciding=self.heat.deciding(function)))
+        world.frames.append(Frame(func.module, function, env, func.cls))
         entered = self._decorators_enter(function, world)
         stamp = world.stamp
         depth = len(world.frames)

@@ -56,13 +56,13 @@ class Vocabulary:
 
     def is_hot(self) -> bool:
         """Whether the code can produce an event, or a value that events speak of."""
-        if self.called & CALLED or self.words & MENTIONED or ("save" in self.called and "torch" in self.words):
+        if self.called & CALLED or self.words & MENTIONED:
             return True
-        if self.called & {"step", "parameters", "state_dict"} and any(map(_OPTIMIZER.search, self.words)):
+        if self.called & {"step", "parameters"} and any(map(_OPTIMIZER.search, self.words)):
             return True
         if "grad" in self.words and self.words & _HOLDERS:
             return True
-        return bool(self.called & {"step", "update", "scale", "state_dict"}) and any(map(_SCALER.search, self.words))
+        return bool(self.called & {"step", "update", "scale"}) and any(map(_SCALER.search, self.words))
 
 
 class Heat:
@@ -85,7 +85,6 @@ class Heat:
         self._names = names
         self._calm = {id(f) for f in functions if id(f) in self._hot and not _makes_events(spoken[id(f)])}
         self._memo: dict[int, tuple[object, bool, bool]] = {}
-        self._deciding: dict[int, frozenset[str]] = {}
         self._methods: dict[str, Mapping[str, frozenset[str]]] = {}
 
     def methods(self, module: ir.Module) -> Mapping[str, frozenset[str]]:
@@ -108,27 +107,10 @@ class Heat:
         """Whether a function is hot for its regions alone: nothing trains there, so its branches need no paths."""
         return id(function) in self._calm
 
-    def deciding(self, function: ir.Function) -> frozenset[str]:
-        """The names in the tests of branches that matter, and in the arguments of calls that are followed."""
-        known = self._deciding.get(id(function))
-        if known is None:
-            known = self._deciding[id(function)] = frozenset(self._deciders(function))
-        return known
-
-    def _deciders(self, function: ir.Function) -> Iterator[str]:
-        for statement in statements(function.body, into=True):
-            if isinstance(statement, ir.If) and self.forks(statement):
-                yield from _spoken_in(statement.test).words
-            for expression in expressions(statement):
-                for node in walk(expression):
-                    if isinstance(node, ir.IfExp):
-                        yield from _spoken_in(node.test).words
-                    elif isinstance(node, ir.Call) and self._is_followed(node):
-                        yield from (word for arg in node.args for word in _spoken_in(arg.value).words)
-
-    def _is_followed(self, node: ir.Call) -> bool:
+    def counts(self, node: ir.Expr) -> bool:
+        """Whether an expression can produce an event, or a value that events speak of."""
         spoken = _spoken_in(node)
-        return not spoken.reaching.isdisjoint(self._names) or not spoken.called.isdisjoint(MENTIONED)
+        return spoken.is_hot() or not self._names.isdisjoint(spoken.reaching)
 
     def matters(self, body: tuple[ir.Stmt, ...]) -> bool:
         """Whether statements can produce an event or change where the path goes."""

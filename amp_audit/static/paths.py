@@ -13,6 +13,7 @@ from amp_audit.protocol import forget
 from amp_audit.rulebook import Rulebook
 from amp_audit.static import ir, walk
 from amp_audit.static.calls import parameter
+from amp_audit.static.deciding import Deciding, deciding
 from amp_audit.static.hot import Heat, definitions
 from amp_audit.static.project import ClassRef, Project
 from amp_audit.static.raw import RawFinding, RawStep
@@ -37,6 +38,7 @@ class Entry:
 class Survey:
     """All entries of a project, walked."""
 
+    deciding: Deciding
     entries: list[Entry] = field(default_factory=list)
     followed: set[tuple[str, int]] = field(default_factory=set)
     visits: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -49,7 +51,7 @@ def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]
     modules = list(project.modules.values())
     heat = Heat(modules)
     watch: Watch[Place] = Watch(book, "static")
-    survey = Survey()
+    survey = Survey(deciding(modules, heat))
     bases = {module.path: _walk_module(module, project, watch, heat, survey) for module in modules}
     orphans = [(module, function, cls) for module in modules for function, cls in _orphans(module, heat)]
     for module, function, cls in sorted(orphans, key=lambda orphan: not heat.itself(orphan[1])):
@@ -74,7 +76,7 @@ def _walker(project: Project, watch: Watch[Place], heat: Heat, module: ir.Module
 
 def _walk_module(module: ir.Module, project: Project, watch: Watch[Place], heat: Heat, survey: Survey) -> World:
     """Run a module's own code as a script; returns what its names hold in the end."""
-    world = World([Frame(module)])
+    world = World([Frame(module)], deciding=survey.deciding)
     world.globals[(module.path, "__name__")] = Literal.of("__main__")
     walker = _walker(project, watch, heat, module, survey)
     ends = [world]

@@ -174,7 +174,8 @@ class Walker(Caller):
     def _for(self, statement: ir.For, world: World, flow: Flow) -> None:
         for iterable, after in self.eval(statement.iterable, world):
             known = self.known_items(iterable)
-            rounds = range(2 if known is None else len(known))
+            cold = known is None and not self.heat.matters(statement.body)  # nothing is left over for a second round
+            rounds = range((1 if cold else 2) if known is None else len(known))
             begins = [self._binder(statement, iterable, known, number) for number in rounds]
             self._loop(statement, after, begins, flow)
 

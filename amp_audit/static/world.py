@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from amp_audit import protocol
 from amp_audit.hazards import Trail
 from amp_audit.static import ir
+from amp_audit.static.deciding import Deciding
 from amp_audit.static.values import (
     Condition,
     External,
@@ -56,8 +57,7 @@ _ALWAYS_TRUE = (Scaler, Optimizer, Scheduler, Region, Instance, Func, Type, Pack
 class Frame:
     """The names of one call of a function, or of a module's own code (``function`` is None).
 
-    ``cls`` is the class whose method runs, ``shared`` the names declared global or nonlocal. ``deciding`` are the names
-    whose truth may choose a path that matters (None: any).
+    ``cls`` is the class whose method runs, ``shared`` the names declared global or nonlocal.
     """
 
     module: ir.Module
@@ -65,10 +65,9 @@ class Frame:
     env: dict[str, Value] = field(default_factory=dict)
     cls: ClassRef | None = None
     shared: dict[str, str] = field(default_factory=dict)
-    deciding: frozenset[str] | None = None
 
     def copy(self) -> Frame:
-        return Frame(self.module, self.function, dict(self.env), self.cls, dict(self.shared), self.deciding)
+        return Frame(self.module, self.function, dict(self.env), self.cls, dict(self.shared))
 
 
 @dataclass(slots=True)
@@ -79,7 +78,8 @@ class World:
     early return or continue, with the trail as it was there; ``rounds`` are the trails where each loop's round began.
     ``dead``: torch has refused a call, and the program with it. ``cases``: where paths have met, what each of them had
     decided; one of these holds (none: nothing is known). Thus ``if a and b`` takes the same arm the next time, though
-    it was false on one path for want of a and on the other for want of b.
+    it was false on one path for want of a and on the other for want of b. ``deciding`` are the names whose truth may choose a
+    path that matters.
     """
 
     frames: list[Frame] = field(default_factory=list)
@@ -94,6 +94,7 @@ class World:
     rounds: tuple[Trail[Place] | None, ...] = ()
     dead: bool = False
     cases: tuple[Case, ...] = ()
+    deciding: Deciding = field(default_factory=Deciding)
 
     @property
     def frame(self) -> Frame:
@@ -117,6 +118,7 @@ class World:
             self.rounds,
             self.dead,
             self.cases,
+            self.deciding,
         )
 
     def standing(self) -> Hashable:
@@ -128,9 +130,9 @@ class World:
     def like(self, other: World) -> bool:
         """Whether two worlds differ only in decided conditions, in the way here and in what is only data."""
         return (
-            all(_alike(a.env, b.env, a.deciding) for a, b in zip(self.frames, other.frames))
-            and _alike(self.heap, other.heap)
-            and _alike(self.globals, other.globals)
+            all(_alike(a.env, b.env, self.deciding.local(a.function)) for a, b in zip(self.frames, other.frames))
+            and _alike(self.heap, other.heap, self.deciding.attributes)
+            and _alike(self.globals, other.globals, self.deciding.globals)
         )
 
     def absorb(self, other: World) -> None:
@@ -320,7 +322,7 @@ def blend(mine: dict[K, Value], other: dict[K, Value]) -> None:
             mine[key] = either(own, value)
 
 
-def _alike(one: dict[K, Value], two: dict[K, Value], deciding: frozenset[str] | None = None) -> bool:
+def _alike(one: dict[K, Value], two: dict[K, Value], deciding: frozenset[str] | None) -> bool:
     """Whether names hold the same but for data: identities, what carries a scale, switches that choose a path."""
     for name, value in one.items():
         other = two.get(name)
@@ -332,10 +334,13 @@ def _alike(one: dict[K, Value], two: dict[K, Value], deciding: frozenset[str] | 
     return not any(_tells(name, value, deciding) for name, value in two.items() if name not in one)
 
 
-def _tells(name: K, value: Value, deciding: frozenset[str] | None) -> bool:
+def _tells(key: Hashable, value: Value, deciding: frozenset[str] | None) -> bool:
     if _is_data(value):
         return False
-    return deciding is None or name in deciding or not isinstance(value, (Literal, Condition))
+    if deciding is None or not isinstance(value, (Literal, Condition)):
+        return True
+    name = key[-1] if isinstance(key, tuple) else key
+    return name in deciding or (isinstance(name, str) and name.startswith(("#", "[")))
 
 
 def _outline(value: Value) -> Value:
