@@ -196,6 +196,7 @@ class Happened:
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._words: dict[Id | None, set[str]] = {}
+        self._possible: set[str] = set()
         for event in events:
             self.add(event)
 
@@ -205,6 +206,15 @@ class Happened:
     def include(self, other: Happened) -> None:
         for scaler, found in other._words.items():
             self._words.setdefault(scaler, set()).update(found)
+        self._possible |= other._possible
+
+    def allow(self, found: Iterable[str]) -> None:
+        """Something out of sight may have done this: it is not seen, and not nowhere."""
+        self._possible.update(found)
+
+    def may(self, scaler: Id | None = None) -> frozenset[str]:
+        """What happened or may have happened."""
+        return self.words(scaler) | self._possible
 
     def words(self, scaler: Id | None = None) -> frozenset[str]:
         """What happened to one scaler or without any; to all of them when none is given."""
@@ -223,8 +233,9 @@ def standing(hazards: Iterable[Hazard[P]], happened: Happened, *, any_scaler: bo
     """
     kept = []
     for hazard in hazards:
-        found = happened.words(None if any_scaler else hazard.scaler)
-        if found.issuperset(hazard.detector.anywhere) and found.isdisjoint(hazard.detector.nowhere):
+        about = None if any_scaler else hazard.scaler
+        seen, possible = happened.words(about), happened.may(about)
+        if seen.issuperset(hazard.detector.anywhere) and possible.isdisjoint(hazard.detector.nowhere):
             kept.append(hazard)
     return kept
 

@@ -116,7 +116,7 @@ SEQUENCES: list[tuple[str, list[Event], list[tuple[str, int]]]] = [
     ("another checkpoint has it", [*START, *ROUND, SAVE, SAVE_ALL], [("AMP701", 7)]),
     ("saved in a file of its own", [*START, *ROUND, SAVE, SAVE_SCALER], []),
 ]
-ONE_HALF_ONLY = {"AMP107": "runtime", "AMP208": "static"}
+ONE_HALF_ONLY = {"AMP107": "runtime", "AMP208": "static", "AMP701": "runtime"}
 
 
 def hazards(events: list[Event], half: str) -> list[tuple[Hazard[int], list[Hazard[int]]]]:

@@ -53,7 +53,6 @@ class _Part:
     apart: bool = False
     scaler: int | None = None
     sure: bool = False
-    disabled: bool = False
 
 
 @dataclass(slots=True)
@@ -187,6 +186,7 @@ class _Reader:
         own: list[_Checkpoint] = []
         states: dict[str, set[str]] = {}
         name = where.scope.function.name if where.scope is not None else ""
+        apart = self.found.apart
         for node in _flat(body):
             if isinstance(node, (ir.Function, ir.Class)):
                 self._body(inside(where, node), node.body)
@@ -197,6 +197,11 @@ class _Reader:
         for checkpoint in own:
             checkpoint.function = name
         self.found.checkpoints += own
+        if where.cls is not None and name in ("state_dict", "load_state_dict"):
+            if _SCALER.search(where.cls.cls.name):
+                self.found.apart = apart  # a scaler that hands its own state on has not been asked for it yet
+            elif any(_SCALER_STATE in checkpoint.states for checkpoint in own):
+                self.found.apart = True  # whoever saves this object saves the scaler
 
     # Loss scaling
 
@@ -375,7 +380,7 @@ def _gathers(root: ir.Expr) -> bool:
 
 
 def _roots(expression: ir.Expr) -> Iterator[ir.Expr]:
-    """The outermost calls and displays in an expression; ``f(x).g(y)`` is one call of ``g``, ``a or {...}`` a display."""
+    """The outermost calls and displays in an expression; ``f(x).g(y)`` is one call of ``g``."""
     if isinstance(expression, (ir.Call, ir.Mapping)):
         yield expression
         return

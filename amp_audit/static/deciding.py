@@ -110,16 +110,18 @@ class _Names:
             self._flow(self._targets(node.target, scopes, cls), node.iterable, scopes)
         elif isinstance(node, ir.Return) and node.value is not None and scopes:
             self._flow([(_RETURNED, scopes[-1].function.name)], node.value, scopes)
-        elif self._chooses(node):
-            test = node.subject if isinstance(node, ir.Match) else node.test  # type: ignore[attr-defined]
-            self.seeds.update(self._tested(test, scopes))
+        else:
+            for test in self._choices(node):
+                self.seeds.update(self._tested(test, scopes))
 
-    def _chooses(self, node: ir.Stmt) -> bool:
+    def _choices(self, node: ir.Stmt) -> Iterator[ir.Expr]:
+        """The tests by which a statement chooses a path that matters."""
         if isinstance(node, ir.If):
-            return self.heat.forks(node)
-        if isinstance(node, ir.While):
-            return self.heat.matters(node.body)
-        return isinstance(node, ir.Match) and any(self.heat.matters(case[3]) for case in node.cases)
+            yield from (node.test,) if self.heat.forks(node) else ()
+        elif isinstance(node, ir.While):
+            yield from (node.test,) if self.heat.matters(node.body) else ()
+        elif isinstance(node, ir.Match) and any(self.heat.matters(case[3]) for case in node.cases):
+            yield node.subject
 
     def _function(self, node: ir.Function, scopes: _Scopes) -> None:
         self.functions.setdefault(node.name, []).append(node)

@@ -94,6 +94,11 @@ class Heat:
             found = self._methods[module.path] = methods_by_name(module)
         return found
 
+    @staticmethod
+    def scales(names: Iterable[str]) -> bool:
+        """Whether some of these names speak of a loss scaler."""
+        return any(map(_SCALER.search, names))
+
     def itself(self, function: ir.Function) -> bool:
         """Whether a function can make an event without those it calls."""
         return vocabulary(function).is_hot()

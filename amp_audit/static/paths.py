@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from amp_audit import events
@@ -19,19 +19,35 @@ from amp_audit.static.project import ClassRef, Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.values import Func, Instance, Literal, Value
 from amp_audit.static.walk import OutOfFuel, Walker
-from amp_audit.static.world import Frame, Place, World, melt, merge
+from amp_audit.static.world import Frame, Limits, Place, World, melt, merge
 
 MAX_STARTS = 4
 
 
+WIDTHS = (64, 8, 2)
+"""How many paths are followed side by side, in one attempt after the other, until an entry is walked to its end."""
+
+_SPOKEN = {
+    "scale": ("scale", "backward.scaled"),
+    "scale_loss": ("scale", "backward.scaled", "unscale"),
+    "unscale_": ("unscale",),
+    "update": ("update",),
+    "step": ("step.scaler", "step.framework"),
+}
+"""What a call by that name may do on a path that was left out."""
+
+
 @dataclass(slots=True)
 class Entry:
-    """What one walk met: its hazards, what happened, the files it went through."""
+    """What the walks of one entry met: its hazards, what happened, the files it went through.
+
+    ``note`` says what was not followed; then ``happened`` holds what may have happened there as well.
+    """
 
     hazards: list[Hazard[Place]]
     happened: Happened
     paths: set[str]
-    exhausted: str | None = None
+    note: str | None = None
 
 
 @dataclass(slots=True)
@@ -43,81 +59,107 @@ class Survey:
     followed: set[tuple[str, int]] = field(default_factory=set)
     visits: Counter[tuple[str, int]] = field(default_factory=Counter)
     fuel: int = walk.PROJECT_FUEL
-    left_out: int = 0
 
 
 def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]:
     """Findings of the rules' event detectors on all paths, and what could not be walked to the end."""
-    modules = list(project.modules.values())
-    heat = Heat(modules)
-    watch: Watch[Place] = Watch(book, "static")
-    survey = Survey(deciding(modules, heat))
-    bases = {module.path: _walk_module(module, project, watch, heat, survey) for module in modules}
-    orphans = [(module, function, cls) for module in modules for function, cls in _orphans(module, heat)]
-    for module, function, cls in sorted(orphans, key=lambda orphan: not heat.itself(orphan[1])):
-        if (module.path, function.at) in survey.followed:
-            continue
-        if survey.fuel <= 0:
-            survey.left_out += 1
-            continue
-        _walk_orphan(module, function, cls, bases[module.path], project, watch, heat, survey)
-    notes = [entry.exhausted for entry in survey.entries if entry.exhausted]
-    if survey.left_out:
-        notes.append(f"{survey.left_out} functions were not walked: the project has too many paths")
-    return list(_findings(survey.entries)), notes
+    survey = _Surveyor(project, book).survey()
+    return list(_findings(survey.entries)), [entry.note for entry in survey.entries if entry.note]
 
 
-def _walker(project: Project, watch: Watch[Place], heat: Heat, module: ir.Module, survey: Survey) -> Walker:
-    walker = Walker(project, watch, heat, module.path, survey.visits)
-    walker.fuel = max(0, min(walk.FUEL, survey.fuel))
-    survey.fuel -= walker.fuel
-    return walker
+class _Surveyor:
+    """Walks the entries of a project one after the other."""
+
+    def __init__(self, project: Project, book: Rulebook) -> None:
+        self.project = project
+        self.modules = list(project.modules.values())
+        self.heat = Heat(self.modules)
+        self.watch: Watch[Place] = Watch(book, "static")
+        self.done = Survey(deciding(self.modules, self.heat))
+
+    def survey(self) -> Survey:
+        bases = {module.path: self.walk_module(module) for module in self.modules}
+        orphans = [(module, *orphan) for module in self.modules for orphan in _orphans(module, self.heat)]
+        for module, function, cls in sorted(orphans, key=lambda orphan: not self.heat.itself(orphan[1])):
+            if (module.path, function.at) not in self.done.followed:
+                self.walk_orphan(module, function, cls, bases[module.path])
+        return self.done
+
+    def walk_module(self, module: ir.Module) -> World:
+        """Run a module's own code as a script; returns what its names hold in the end."""
+
+        def start() -> World:
+            world = World([Frame(module)], deciding=self.done.deciding)
+            world.globals[(module.path, "__name__")] = Literal.of("__main__")
+            return world
+
+        def run(walker: Walker, world: World) -> list[World]:
+            ends = walker.block(module.body, [world]).fall
+            for end in ends:
+                walker.emit(end, events.Event(events.Kind.PROGRAM_END), 0)
+            return ends
+
+        ends = self._attempt(module, "its own code", start, run)
+        return melt(ends) if ends else start()
+
+    def walk_orphan(self, module: ir.Module, function: ir.Function, cls: ClassRef | None, base: World) -> None:
+        """Walk a function that nothing in the project calls, with unknown arguments and nothing known of gradients."""
+
+        def start() -> World:
+            world = base.fork()
+            world.state, world.trail, world.flags = replace(forget(base.state), regions=()), None, {}
+            world.frames, world.limits = [Frame(module)], Limits()
+            return world
+
+        def run(walker: Walker, world: World) -> list[World]:
+            for bound, each in _selves(walker, module, function, cls, world):
+                _follow_blindly(walker, Func(module, function, bound, {}, cls), each)
+            return []
+
+        self._attempt(module, function.qualname, start, run)
+
+    def _attempt(
+        self,
+        module: ir.Module,
+        name: str,
+        start: Callable[[], World],
+        run: Callable[[Walker, World], list[World]],
+    ) -> list[World]:
+        """Walk an entry, ever fewer paths at a time until there is fuel enough; what an attempt met stands."""
+        entry = Entry([], Happened(), {module.path})
+        ends: list[World] = []
+        for width in WIDTHS:
+            walker = Walker(self.project, self.watch, self.heat, module.path, self.done.visits)
+            given = walker.fuel = min(walk.FUEL, max(walk.LEAST_FUEL, self.done.fuel))
+            world = start()
+            limits = world.limits = Limits(width)
+            try:
+                ends, finished = run(walker, world), True
+            except OutOfFuel:
+                finished = False
+            self.done.fuel -= given - max(0, walker.fuel)
+            entry.hazards += walker.hazards
+            entry.happened.include(walker.happened)
+            entry.paths |= {followed for followed, _ in walker.followed}
+            if finished:
+                self.done.followed |= walker.followed
+                break
+        if not finished or limits.cut:
+            entry.note = f"{module.path}: {name} has too many paths; {_left_out(finished, limits)}"
+            self._doubt(entry)
+        self.done.entries.append(entry)
+        return ends
+
+    def _doubt(self, entry: Entry) -> None:
+        """What may happen on the paths that were left out cannot be said to happen nowhere."""
+        spoken = frozenset().union(*(self.project.modules[path].words for path in entry.paths))
+        for name in spoken & _SPOKEN.keys():
+            if name != "step" or self.heat.scales(spoken):
+                entry.happened.allow(_SPOKEN[name])
 
 
-def _walk_module(module: ir.Module, project: Project, watch: Watch[Place], heat: Heat, survey: Survey) -> World:
-    """Run a module's own code as a script; returns what its names hold in the end."""
-    world = World([Frame(module)], deciding=survey.deciding)
-    world.globals[(module.path, "__name__")] = Literal.of("__main__")
-    walker = _walker(project, watch, heat, module, survey)
-    ends = [world]
-    exhausted = None
-    try:
-        ends = walker.block(module.body, [world]).fall
-        for end in ends:
-            walker.emit(end, events.Event(events.Kind.PROGRAM_END), 0)
-    except OutOfFuel:
-        exhausted = f"{module.path}: too many paths; its own code was not walked to the end"
-    _keep(walker, module.path, survey, exhausted)
-    return melt(ends) if ends else world
-
-
-def _walk_orphan(
-    module: ir.Module,
-    function: ir.Function,
-    cls: ClassRef | None,
-    base: World,
-    project: Project,
-    watch: Watch[Place],
-    heat: Heat,
-    survey: Survey,
-) -> None:
-    """Walk a function that nothing in the project calls, with unknown arguments and nothing known of gradients."""
-    walker = _walker(project, watch, heat, module, survey)
-    start = base.fork()
-    start.state, start.trail, start.flags, start.frames = (
-        replace(forget(base.state), regions=()),
-        None,
-        {},
-        [Frame(module)],
-    )
-    exhausted = None
-    try:
-        for bound, world in _selves(walker, module, function, cls, start):
-            func = Func(module, function, bound, {}, cls)
-            _follow_blindly(walker, func, world)
-    except OutOfFuel:
-        exhausted = f"{module.path}: too many paths in {function.qualname}; it was not walked to the end"
-    _keep(walker, module.path, survey, exhausted)
+def _left_out(finished: bool, limits: Limits) -> str:
+    return f"{limits.cut} of them were left out" if finished else "it was not walked to the end"
 
 
 def _selves(
@@ -159,14 +201,6 @@ def _orphans(module: ir.Module, heat: Heat) -> list[tuple[ir.Function, ClassRef 
     found = [(f, ClassRef(module, c) if c else None) for f, c in definitions(module.body) if heat.function(f)]
     mentioned = frozenset().union(*(f.words for f, _ in found)) if found else frozenset()
     return sorted(found, key=lambda pair: (pair[0].name in mentioned, pair[0].name == "__init__", pair[0].at))
-
-
-def _keep(walker: Walker, path: str, survey: Survey, exhausted: str | None) -> None:
-    paths = {path, *(followed for followed, _ in walker.followed)}
-    survey.fuel += max(0, walker.fuel)
-    if exhausted is None:
-        survey.followed |= walker.followed
-    survey.entries.append(Entry(walker.hazards, walker.happened, paths, exhausted))
 
 
 def _findings(entries: list[Entry]) -> Iterator[RawFinding]:

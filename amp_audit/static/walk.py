@@ -21,10 +21,13 @@ from amp_audit.static.values import NONE, Condition, External, Func, Literal, Sy
 from amp_audit.static.world import Place, World, merge, settle_volatile, short, split
 
 FUEL = 25_000
-"""Statements walked for one entry."""
+"""Statements walked for one entry at one width."""
 
-PROJECT_FUEL = 400_000
-"""Statements walked for all entries of a project: about half a minute."""
+PROJECT_FUEL = 1_000_000
+"""Statements walked for all entries of a project: about a minute."""
+
+LEAST_FUEL = 2_000
+"""Statements that an entry gets even where the project has none left."""
 
 _DEAD = "builtins.exit"
 

@@ -7,6 +7,7 @@ flag that governs several branches takes the same arm in all of them.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -44,13 +45,20 @@ K = TypeVar("K")
 Place = tuple[str, int]
 """A module's path and an ordinal in it."""
 
-MAX_WORLDS = 64
 MAX_CASES = 8
 Case = frozenset[tuple[str, bool]]
 """Conditions that were decided together."""
 
 _LONG_KEY = 240
 _ALWAYS_TRUE = (Scaler, Optimizer, Scheduler, Region, Instance, Func, Type, Package, External, StateDict, Parameters)
+
+
+@dataclass(slots=True)
+class Limits:
+    """How many paths are followed side by side; ``cut``: how many there were beyond that, and were not."""
+
+    width: int = 64
+    cut: int = 0
 
 
 @dataclass(slots=True)
@@ -78,8 +86,8 @@ class World:
     early return or continue, with the trail as it was there; ``rounds`` are the trails where each loop's round began.
     ``dead``: torch has refused a call, and the program with it. ``cases``: where paths have met, what each of them had
     decided; one of these holds (none: nothing is known). Thus ``if a and b`` takes the same arm the next time, though
-    it was false on one path for want of a and on the other for want of b. ``deciding`` are the names whose truth may choose a
-    path that matters.
+    it was false on one path for want of a and on the other for want of b. ``deciding`` are the names whose truth may
+    choose a path that matters. ``limits`` is one for all paths of an entry.
     """
 
     frames: list[Frame] = field(default_factory=list)
@@ -95,6 +103,7 @@ class World:
     dead: bool = False
     cases: tuple[Case, ...] = ()
     deciding: Deciding = field(default_factory=Deciding)
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def frame(self) -> Frame:
@@ -119,6 +128,7 @@ class World:
             self.dead,
             self.cases,
             self.deciding,
+            self.limits,
         )
 
     def standing(self) -> Hashable:
@@ -242,8 +252,8 @@ def short(text: str) -> str:
 
 
 def merge(worlds: Iterable[World]) -> list[World]:
-    """Worlds that agree in all but decided conditions become one. Above ``MAX_WORLDS``, those with the same protocol
-    state do, and if they are still too many all become one, that knows only what they share.
+    """Worlds that agree in all but decided conditions become one. Of those that are still too many, some go on: first
+    one for each state of the protocol, then further ones of each. A path that goes on is a real one, whatever is left.
     """
     kept: dict[Hashable, list[World]] = {}
     for world in worlds:
@@ -254,10 +264,12 @@ def merge(worlds: Iterable[World]) -> list[World]:
         else:
             same.absorb(world)
     merged = [world for group in kept.values() for world in group]
-    if len(merged) <= MAX_WORLDS:
+    limits = merged[0].limits if merged else Limits()
+    if len(merged) <= limits.width:
         return merged
-    merged = [melt(group) for group in kept.values()]
-    return merged if len(merged) <= MAX_WORLDS else [melt(merged)]
+    limits.cut += len(merged) - limits.width
+    turns = itertools.zip_longest(*kept.values())
+    return [world for turn in turns for world in turn if world is not None][: limits.width]
 
 
 def simplified(cases: set[Case]) -> tuple[Case, ...]:
