@@ -139,14 +139,15 @@ class Layout:
     def top(self, path: str, name: str) -> str | None:
         """The file or folder that the first component of an absolute import means, or None for a library.
 
-        A file or package anywhere on the way comes before a mere folder, as on ``sys.path``.
+        A file or package anywhere on the way comes before a mere folder, as on ``sys.path``. The file itself is not
+        meant: ``train/train.py`` that imports ``train.losses`` is run from the folder above.
         """
         if name in LIBRARIES:
             return None
         mere_folder = None
         for start in self.starts(path):
             found = self.child(start, name)
-            if found is None:
+            if found is None or os.path.abspath(found) == os.path.abspath(path):
                 continue
             if found.endswith(".py"):
                 return found

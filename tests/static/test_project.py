@@ -234,3 +234,8 @@ def test_local_imports_aliases_and_shadows(tmp_path: Path) -> None:
     inside = Scope(second)
     assert project.qualified(own, second.body[2].value, inside) == "torch.cuda.amp.autocast"  # type: ignore[union-attr]
     assert project.qualified(own, second.body[3].value, inside) == "torch.amp.autocast"  # type: ignore[union-attr]
+
+
+def test_a_script_named_like_its_folder_imports_from_the_folder(tmp_path: Path) -> None:
+    project = build(tmp_path, train__train="from train.losses import kl", train__losses="def kl(): pass")
+    assert isinstance(look(project, "train/train.py", "kl"), FunctionRef)

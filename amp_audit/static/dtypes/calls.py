@@ -255,6 +255,8 @@ class Calls(Evaluation):
             return held[0]
         before = dict(self.casts)
         result = self._run(func, env, region, at)
+        if function.decorators:
+            self.restore_default(before)  # a decorator may do so
         added = {name: casts for name, casts in self.casts.items() if before.get(name) != casts}
         self.memo[key] = (result, added)
         return result

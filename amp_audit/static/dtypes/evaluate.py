@@ -178,7 +178,10 @@ class Evaluation(Models):
             )
         if isinstance(binding, project.ValueRef):
             return self.run_module(binding.module).get(name, NOTHING)
-        return Opaque((self.path, name), name, number=name.lower() in OPTIONS) if name else NOTHING
+        if not name:
+            return NOTHING
+        self.libraries.setdefault((self.path, name), "")  # what an import brought that is not there
+        return Opaque((self.path, name), name, number=name.lower() in OPTIONS)
 
     def eval(self, node: ir.Expr | None) -> Value:
         handler: Callable[[Any], Value] | None = getattr(self, _HANDLERS.get(type(node), ""), None)

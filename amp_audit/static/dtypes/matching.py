@@ -24,7 +24,7 @@ from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule, Rulebook, RuleError
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.record import Place, Record, Use
-from amp_audit.static.dtypes.values import HALVES, LOW, Const, Tensor, rounded
+from amp_audit.static.dtypes.values import HALVES, LOW, Const, Dtypes, Tensor, rounded
 from amp_audit.static.raw import RawFinding, RawStep
 
 _KINDS: Mapping[str, type] = {
@@ -63,12 +63,13 @@ def validate(rule: Rule, detector: Detector) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """``guessed``: it rests on what a model out of sight is taken to return."""
+    """``guessed``: it rests on what a model out of sight is taken to return. ``by``: what made the tensor low."""
 
     dtype: str
     constant: Const | None
     sure: bool
     guessed: bool = False
+    by: str = ""
 
 
 def _match(use: Use, detector: Detector) -> _Match | None:
@@ -85,11 +86,22 @@ def _match(use: Use, detector: Detector) -> _Match | None:
     found = _computing(use, detector)
     if found is None:
         return None
-    sure = found.sure and all(len(tensor.dtypes) == 1 and LOW not in tensor.dtypes for tensor in taken)
-    dtype = found.dtype
-    if "inputs" not in options and taken:
-        dtype = next((name for tensor in taken for name in tensor.dtypes if name in HALVES), dtype)
-    return _Match("float16" if dtype == LOW else dtype, found.constant, sure, guessed)
+    halves = [name for tensor in taken for name in tensor.dtypes if name in HALVES]
+    sure = found.sure and all(_surely(tensor.dtypes, wanted) for tensor, wanted in zip(taken, options.get("takes", ())))
+    dtype = halves[0] if "inputs" not in options and halves else found.dtype
+    by = next((tensor.by for tensor in taken if tensor.low and tensor.by), use.by)
+    return _Match("float16" if dtype == LOW else dtype, found.constant, sure, guessed, by)
+
+
+def _surely(dtypes: Dtypes, wanted: Mapping[str, object]) -> bool:
+    """Whether a tensor has one of the dtypes looked for on every path."""
+    names = wanted.get("dtype")
+    return dtypes <= _with_either(names) if isinstance(names, list) else len(dtypes) == 1 and LOW not in dtypes
+
+
+def _with_either(names: Sequence[str]) -> frozenset[str]:
+    """Dtypes, and what is either half type if both are among them."""
+    return frozenset(names) | ({LOW} if {*names} >= HALVES - {LOW} else set())
 
 
 def _computing(use: Use, detector: Detector) -> _Match | None:
@@ -97,11 +109,12 @@ def _computing(use: Use, detector: Detector) -> _Match | None:
     wanted = detector.options.get("inputs")
     dtypes = [*use.computes] if wanted is None else [dtype for dtype in use.computes if dtype in wanted or dtype == LOW]
     constant = detector.options.get("constant")
-    for dtype in dtypes:
+    sure = len(use.computes) == 1 and LOW not in use.computes
+    if constant is None:
+        sure = sure or wanted is None or use.computes <= _with_either(wanted)
+        return next((_Match("float16" if dtype == LOW else dtype, None, sure) for dtype in sorted(dtypes)), None)
+    for dtype in sorted(dtypes):
         concrete = "float16" if dtype == LOW else dtype
-        sure = len(use.computes) == 1 and dtype != LOW
-        if constant is None:
-            return _Match(concrete, None, sure or wanted is None)
         for name, value in use.numbers:
             if _constant_fits(name, value, constant, concrete):
                 return _Match(concrete, value, sure)
@@ -182,7 +195,7 @@ def _finding(rule: Rule, detector: Detector, use: Use, match: _Match) -> RawFind
     assumed = use.assumed or match.guessed or (match.constant is not None and match.constant.assumed)
     confidence = Confidence.LOW if not match.sure else Confidence.MEDIUM if assumed else Confidence.HIGH
     number = match.constant.number if match.constant is not None else None
-    facts = {"op": use.op, "dtype": match.dtype, "by": use.by or "a cast", "constant": number}
+    facts = {"op": use.op, "dtype": match.dtype, "by": match.by or "a cast", "constant": number}
     if use.region is not None and use.region.assumed:
         facts["assumed"] = f"that the code runs under the project's {match.dtype} autocast"
     value = f"{number:g}" if number is not None else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -92,7 +92,8 @@ class Models(Operations):
         """The result of code that cannot be read, ``base`` or a method of it. What a model gives in a live region
         is taken to be in its dtype, as the output of a linear layer or a convolution is.
         """
-        self.foreign_call("model" if base.id in self.models else "call", args, named, at)
+        if base.id in self.models or base.id not in self.libraries:
+            self.foreign_call("model" if base.id in self.models else "call", args, named, at)
         live = self.live
         if live is None or base.id not in self.models or "loss" in text.lower():
             return Opaque((self.path, at), text)
@@ -140,7 +141,7 @@ class Models(Operations):
         if not isinstance(base, Opaque) or base.id in self.idle_scalers:
             return False
         library = self.libraries.get(base.id)
-        if library is not None:
+        if library:
             return library.startswith("torch.") and library.rpartition(".")[2] == "GradScaler"
         return "scaler" in base.text.lower()
 
@@ -269,6 +270,8 @@ class Models(Operations):
         self.libraries[self.path, at] = dotted
         if last == "GradScaler" and _is(named.get("enabled"), False):
             self.idle_scalers.add((self.path, at))
+        if "Output" in last and last[:1].isupper() and named:
+            return Table(tuple(named.items()))  # transformers' records of what a model returns
         return self._born(Opaque((self.path, at), last), named, at)
 
     def _set_default(self, value: Value, at: int) -> None:
@@ -280,6 +283,12 @@ class Models(Operations):
             self.casts[DEFAULT] = frozenset({cast})
         else:
             self.casts.pop(DEFAULT, None)
+
+    def restore_default(self, before: Mapping[Hashable, frozenset[Cast]]) -> None:
+        """Make the default dtype what it was."""
+        self.casts.pop(DEFAULT, None)
+        if DEFAULT in before:
+            self.casts[DEFAULT] = before[DEFAULT]
 
     def _born(self, model: Layer | Opaque, named: Named, at: int) -> Value:
         """A model as its constructor or ``from_pretrained`` makes it, in the dtype it is told."""

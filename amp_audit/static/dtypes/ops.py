@@ -112,12 +112,14 @@ class Operations(abc.ABC):
         tensors = [part for part in map(as_tensor, self._tensor_arguments(name, args, named)) if part is not None]
         numbers = (*numbers_of(name, args, named), *_filling(op, name, tensors))
         result = self._result(op, name, effect, tensors, args, named, numbers)
-        listed = bool(region) and effect == "listed"
-        by = name if result.low and effect == "listed" else next((t.by for t in tensors if t.by), "")
-        origin = _origin(result, tensors, region is not None and listed and surface.kind_of(name, device) == "lower")
+        listed = region is not None and effect == "listed"
+        lowered = listed and surface.kind_of(name, device) == "lower"
+        origin = _origin(name, result, tensors, lowered)
+        given = next((tensor.by for tensor in tensors if tensor.by), "")
+        by = name if lowered else given or (name if effect == "listed" else "")
         if not result.low or effect in ("like", "factory"):
             by, origin = "", ""
-        assumed = any(t.assumed for t in tensors) or bool(region and region.assumed and listed)
+        assumed = any(t.assumed for t in tensors) or bool(listed and region and region.assumed)
         result = Tensor(
             result.dtypes,
             by,
@@ -329,10 +331,10 @@ def _is_scalar(name: str, effect: str | None, tensors: Sequence[Tensor], args: S
     return kept and bool(tensors) and all(tensor.scalar for tensor in tensors)
 
 
-def _origin(result: Tensor, tensors: Sequence[Tensor], lowered: bool) -> Origin:
+def _origin(name: str, result: Tensor, tensors: Sequence[Tensor], lowered: bool) -> Origin:
     """Why the result is low: a region's op list, or what its tensors have it from."""
-    if not result.low:
-        return ""
+    if not result.low or (name in (*surface.LOSSES, "log_softmax") and not lowered):
+        return ""  # what is wrong with a loss is told where it is computed
     return "region" if lowered else next((tensor.origin for tensor in tensors if tensor.low and tensor.origin), "")
 
 

@@ -8,7 +8,7 @@ from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule, Rulebook
 from amp_audit.static.dtypes.matching import filled
 from amp_audit.static.dtypes.record import Training
-from amp_audit.static.dtypes.values import LOW, rounded
+from amp_audit.static.dtypes.values import HALVES, LOW, Dtypes, rounded
 from amp_audit.static.dtypes.walk import Walk
 from amp_audit.static.raw import RawFinding, RawStep
 
@@ -24,7 +24,7 @@ def of_casts(walk: Walk, book: Rulebook) -> Iterator[RawFinding]:
             inputs = detector.options.get("inputs")
             dtypes = training.cast.dtypes if inputs is None else training.cast.dtypes & {*inputs, LOW}
             if dtypes and detector.holds(facts):
-                yield _finding(rule, detector, training, facts)
+                yield _finding(rule, detector, training, {**facts, "dtype": _spoken(dtypes)})
 
 
 def _facts(walk: Walk, training: Training) -> dict[str, object] | None:
@@ -36,7 +36,6 @@ def _facts(walk: Walk, training: Training) -> dict[str, object] | None:
     if any(walk.inside(cast.of, owner) for owner in record.frozen | record.managed):
         return None
     near = any(walk.inside(cast.of, model) or walk.inside(model, cast.of) for model in record.live_calls)
-    dtype = next(iter(cast.dtypes)) if len(cast.dtypes) == 1 else LOW
     scaler = training.optimizer in record.scaled
     vanishes = training.eps is not None and training.eps > 0 and rounded(training.eps, "float16") == 0
     return {
@@ -46,17 +45,23 @@ def _facts(walk: Walk, training: Training) -> dict[str, object] | None:
         "float16_scaler": scaler and bool(cast.dtypes & {"float16", LOW}),
         "default": cast.default,
         "eps": "vanishes" if vanishes else "stays",
-        "dtype": dtype,
         "value": f"{training.eps:g}" if training.eps is not None else "",
     }
+
+
+def _spoken(dtypes: Dtypes) -> str:
+    return " or ".join(sorted(dtypes - {LOW})) or "low precision"
 
 
 def _finding(rule: Rule, detector: Detector, training: Training, facts: Mapping[str, object]) -> RawFinding:
     at_optimizer = detector.at == "optimizer"
     place, other = (training.cast.place, training.optimizer)[:: -1 if at_optimizer else 1]
-    unsure = facts["dtype"] not in ("float16", "bfloat16") or training.assumed
+    dtypes = training.cast.dtypes
+    unsure = len(dtypes) > 1 or LOW in dtypes or training.assumed
     name = training.cast.name or "the model"
     message = filled(detector.message, {**facts, "name": name})
     text = "its parameters are cast here" if at_optimizer else "its parameters go to this optimizer"
     confidence = Confidence.MEDIUM if unsure else Confidence.HIGH
+    if training.cast.default and not dtypes <= HALVES:
+        confidence = Confidence.LOW
     return RawFinding(rule, *place, message, confidence, detector.severity, (RawStep(*other, text),), facts)

@@ -43,6 +43,12 @@ _TOTAL_FUEL = 600_000
 _PRECISION_WORD = re.compile(
     r"(^|_)(fp16|fp32|half|amp|bf16|float16|bfloat16|float32|autocast|mixed|precision|dtype)", re.IGNORECASE
 )
+_SWITCH = re.compile(r"scaler|(^|_)(amp|autocast)", re.IGNORECASE)
+"""What is None where a program does not train in low precision."""
+_SUBJECT = re.compile(f"{_PRECISION_WORD.pattern}|{_SWITCH.pattern}", re.IGNORECASE)
+"""What a program keeps its choice of precision in."""
+_FULL = frozenset({"none", "no", "off", "full", "single", "float", "false", ""})
+"""How programs name the choice of full precision, beside what has a 32 in it."""
 
 
 _HANDLERS = {kind: f"_on_{kind.__name__.lower()}" for kind in get_args(ir.Stmt)}
@@ -188,11 +194,10 @@ class Walk(Calls):
 
     def _fork(self, arms: Sequence[tuple[Sequence[ir.Stmt], bool]]) -> bool:
         """Run each arm from here; go on with what those that do not end have in common. Arms that are run in another
-        precision only are walked without being judged.
+        precision only are walked without being judged, and go on only where no other does.
         """
         start, casts = dict(self.frame.env), dict(self.casts)
-        ends: list[tuple[dict[str, Value], dict[Hashable, frozenset[Cast]]]] = []
-        all_casts: list[dict[Hashable, frozenset[Cast]]] = []
+        ends: list[tuple[dict[str, Value], dict[Hashable, frozenset[Cast]], bool]] = []
         for body, judged in arms:
             self.frame.env.clear()
             self.frame.env.update(start)
@@ -200,16 +205,16 @@ class Walk(Calls):
             self.muted += not judged
             ended = self.block(body)
             self.muted -= not judged
-            all_casts.append(self.casts)
             if not ended:
-                ends.append((dict(self.frame.env), self.casts))
+                ends.append((dict(self.frame.env), self.casts, judged))
         if not ends:
             self.casts = casts
             return True
-        env = reduce(_joined, (end[0] for end in ends))
+        going_on = [end for end in ends if end[2]] or ends
+        env = reduce(_joined, (end[0] for end in going_on))
         self.frame.env.clear()
-        self.frame.env.update(env)
-        self.casts = reduce(_united, (end[1] for end in ends))
+        self.frame.env.update({**ends[-1][0], **env})
+        self.casts = reduce(_united, (end[1] for end in going_on))
         return False
 
     def _on_for(self, node: ir.For) -> None:
@@ -302,11 +307,31 @@ def _precision_arm(test: ir.Expr) -> str | None:
         inner = _precision_arm(test.operand)
         return {"yes": "no", "no": "yes"}.get(inner or "", inner)
     words = _words(test)
+    if isinstance(test, ir.Compare) and len(test.rest) == 1 and any(_SUBJECT.search(word) for word in words):
+        if _is_none(test.rest[0][1]) and not any(_SWITCH.search(word) for word in words):
+            return None
+        return _compared_arm(*test.rest[0])
+    if isinstance(test, ir.Call) and words & {"is_enabled"} and any("scaler" in word for word in words):
+        return "yes"
     if not any(_PRECISION_WORD.search(word) for word in words):
         return None
     if isinstance(test, (ir.Name, ir.Attr, ir.Call)) and not any("32" in word for word in words):
         return "yes"
     return "neither"
+
+
+def _compared_arm(op: str, right: ir.Expr) -> str:
+    """The low-precision arm of a comparison of something that sets the precision with ``right``."""
+    words = _words(right)
+    full = _is_none(right) or any(word.lower() in _FULL or "32" in word for word in words)
+    low = not full and any(_PRECISION_WORD.search(word) or "16" in word for word in words)
+    if not (full or low) or op not in ("==", "!=", "is", "is not", "in", "not in"):
+        return "neither"
+    return "yes" if low is (op in ("==", "is", "in")) else "no"
+
+
+def _is_none(node: ir.Expr) -> bool:
+    return isinstance(node, ir.Const) and node.value is None
 
 
 def _words(node: ir.Expr) -> set[str]:

@@ -175,3 +175,30 @@ SCALED = """
 )
 def test_float16_parameters_under_a_scaler(body: str, rule: str) -> None:
     check(train=filled(SCALED.replace("COMMENT", f"  # {rule}"), body))
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "comment"),
+    [("", "  # AMP408"), ("@restoring", "")],
+)
+def test_a_default_dtype_that_a_decorator_restores(wrapper: str, comment: str) -> None:
+    check(
+        train=f"""
+        import torch
+        from tools import restoring
+        from torch import nn
+
+        {wrapper}
+        def load(path):
+            torch.set_default_dtype(torch.float16){comment}
+            return nn.Linear(2, 2).float() if path else None
+
+        def train(loader):
+            teacher = load("teacher")
+            model = nn.Linear(2, 2)
+            optimizer = torch.optim.SGD(model.parameters())
+            for x in loader:
+                model(x).sum().backward()
+                optimizer.step()
+        """
+    )

@@ -1,0 +1,82 @@
+"""Tensors that cross the borders of regions: AMP306, AMP308, AMP309, AMP310."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.static.dtypes.judging import check, filled
+
+LOOP = """
+    import torch
+    import torch.nn.functional as F
+    from contextlib import nullcontext
+    from torch import nn
+
+    def to_float(outputs):
+        return {key: value.float() for key, value in outputs.items()}
+
+    def train(model, criterion, loader, optimizer, scaler, args, device):
+        model.train()
+        head = nn.Linear(8, 8)
+        for x, y in loader:
+            BODY
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "with torch.autocast('cuda'):\n    out = model(x)\nloss = F.cross_entropy(out, y)  # AMP309",
+        "with torch.autocast('cuda'):\n    out = model.module(x)['logits']\nloss = F.cross_entropy(out, y)  # AMP309",
+        "with torch.autocast('cuda'):\n    out, _ = model.infer(x)\nloss = F.nll_loss(out.log_softmax(-1), y)  # AMP309",
+        "with torch.autocast('cuda'):\n    out = head(x)\nloss = nn.KLDivLoss()(out, y)  # AMP309",
+        "with torch.autocast('cuda') if args.amp else nullcontext():\n    out = head(x)\n"
+        "loss = nn.CrossEntropyLoss()(out.view(-1, 2), y)  # AMP309",
+        "if scaler is not None:\n    with torch.autocast('cuda'):\n        out = head(x)\nelse:\n    out = head(x)\n"
+        "loss = F.cross_entropy(out, y)  # AMP309",
+        "if args.precision == 'fp32':\n    out = head(x)\nelse:\n    with torch.autocast('cuda'):\n        out = head(x)\n"
+        "loss = F.cross_entropy(out, y)  # AMP309",
+        "with torch.autocast('cuda'):\n    out = head(x)\nwith torch.autocast('cuda', enabled=False):\n"
+        "    loss = F.cross_entropy(out, y)  # AMP308",
+        "with torch.autocast('cuda'):\n    out = model(x)\nwith torch.autocast('cuda', enabled=False):\n"
+        "    loss = criterion(out, y)  # AMP308",
+        "with torch.autocast('cuda'):\n    out = head(x)\n    with torch.autocast('cuda', enabled=False):\n"
+        "        loss = out.exp().mean()  # AMP308",
+    ],
+)
+def test_low_precision_goes_along(body: str) -> None:
+    check(train=filled(LOOP, body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "with torch.autocast('cuda'):\n    loss = F.cross_entropy(model(x), y)",
+        "with torch.autocast('cuda'):\n    out = model(x)\nloss = F.cross_entropy(out.float(), y)",
+        "with torch.autocast('cuda'):\n    out = model(x).float()\nloss = F.cross_entropy(out, y)",
+        "with torch.autocast('cuda', enabled=False):\n    out = model(x)\nloss = F.cross_entropy(out, y)",
+        "out = model(x)\nloss = F.cross_entropy(out, y)",
+        "with torch.autocast('cuda'):\n    out = model(x)\nloss = out.loss",
+        "with torch.autocast('cuda'):\n    out = model(x)\nloss = out['loss'] + F.huber_loss(out['loss_box'], y)",
+        "with torch.autocast('cuda'):\n    out = criterion(model(x), y)\nloss = F.nll_loss(out, y)",
+        "with torch.autocast('cuda'):\n    out = model(x)\nout = to_float(out) if scaler.is_enabled() else out\n"
+        "loss = F.cross_entropy(out['a'], y)",
+        "with torch.autocast('cuda'):\n    out = head(x)\nloss = F.mse_loss(out, x.float())",
+        "with torch.autocast('cuda'):\n    out = head(x)\nif out.dtype == torch.float16:\n    out = out.float()\n"
+        "loss = F.cross_entropy(out, y)",
+        "if args.amp:\n    with torch.autocast('cuda'):\n        out = head(x).float()\nelse:\n    out = head(x).half()\n"
+        "loss = F.cross_entropy(out, y)",
+        "with torch.autocast('cuda'):\n    out = head(x)\nwith torch.autocast('cuda', enabled=False):\n"
+        "    loss = F.cross_entropy(out.float(), y)",
+        "with torch.autocast('cuda'):\n    out = model(x)\nout = to_float(out)\n"
+        "with torch.autocast('cuda', enabled=False):\n    loss = criterion(out, y)",
+        "with torch.autocast('cuda'):\n    out = head(x).softmax(-1)\nwith torch.autocast('cuda', enabled=False):\n"
+        "    loss = out.log().mean()",
+    ],
+)
+def test_what_stays_or_becomes_float32(body: str) -> None:
+    check(train=filled(LOOP, body))
