@@ -32,13 +32,15 @@ LOOP = """
     [
         "with torch.autocast('cuda'):\n    out = model(x)\nloss = F.cross_entropy(out, y)  # AMP309",
         "with torch.autocast('cuda'):\n    out = model.module(x)['logits']\nloss = F.cross_entropy(out, y)  # AMP309",
-        "with torch.autocast('cuda'):\n    out, _ = model.infer(x)\nloss = F.nll_loss(out.log_softmax(-1), y)  # AMP309",
+        "with torch.autocast('cuda'):\n    out, _ = model.infer(x)\n"
+        "loss = F.nll_loss(out.log_softmax(-1), y)  # AMP309",
         "with torch.autocast('cuda'):\n    out = head(x)\nloss = nn.KLDivLoss()(out, y)  # AMP309",
         "with torch.autocast('cuda') if args.amp else nullcontext():\n    out = head(x)\n"
         "loss = nn.CrossEntropyLoss()(out.view(-1, 2), y)  # AMP309",
         "if scaler is not None:\n    with torch.autocast('cuda'):\n        out = head(x)\nelse:\n    out = head(x)\n"
         "loss = F.cross_entropy(out, y)  # AMP309",
-        "if args.precision == 'fp32':\n    out = head(x)\nelse:\n    with torch.autocast('cuda'):\n        out = head(x)\n"
+        "if args.precision == 'fp32':\n    out = head(x)\nelse:\n    with torch.autocast('cuda'):\n"
+        "        out = head(x)\n"
         "loss = F.cross_entropy(out, y)  # AMP309",
         "with torch.autocast('cuda'):\n    out = head(x)\nwith torch.autocast('cuda', enabled=False):\n"
         "    loss = F.cross_entropy(out, y)  # AMP308",
@@ -68,7 +70,8 @@ def test_low_precision_goes_along(body: str) -> None:
         "with torch.autocast('cuda'):\n    out = head(x)\nloss = F.mse_loss(out, x.float())",
         "with torch.autocast('cuda'):\n    out = head(x)\nif out.dtype == torch.float16:\n    out = out.float()\n"
         "loss = F.cross_entropy(out, y)",
-        "if args.amp:\n    with torch.autocast('cuda'):\n        out = head(x).float()\nelse:\n    out = head(x).half()\n"
+        "if args.amp:\n    with torch.autocast('cuda'):\n        out = head(x).float()\nelse:\n"
+        "    out = head(x).half()\n"
         "loss = F.cross_entropy(out, y)",
         "with torch.autocast('cuda'):\n    out = head(x)\nwith torch.autocast('cuda', enabled=False):\n"
         "    loss = F.cross_entropy(out.float(), y)",
