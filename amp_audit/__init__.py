@@ -17,7 +17,7 @@ import amp_audit.trace  # noqa: F401
 if TYPE_CHECKING:
     from amp_audit.report import Report
     from amp_audit.runtime.context import Traced
-    from amp_audit.settings import Settings
+    from amp_audit.settings import Configuration, Settings
     from amp_audit.trace.schema import Trace
 
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ def check(*paths: str | Path, settings: Settings | None = None) -> Report:
     """
     from amp_audit import reading
 
-    return reading.check([Path(path) for path in paths or (".",)], settings or _configured())
+    return reading.check([Path(path) for path in paths or (".",)], _configured(settings))
 
 
 def audit(*command: str | Path, steps: int | None = 20, settings: Settings | None = None) -> Report | None:
@@ -44,7 +44,7 @@ def audit(*command: str | Path, steps: int | None = 20, settings: Settings | Non
     from amp_audit.supervisor import Recording
 
     words = [str(word) for word in command]
-    return auditing.audit(target.script(words), settings or _configured(), Recording(steps)).report
+    return auditing.audit(target.script(words), _configured(settings), Recording(steps)).report
 
 
 def trace(
@@ -76,7 +76,9 @@ def load_trace(folder: str | Path) -> Sequence[Trace]:
     return reader.read(Path(folder))
 
 
-def _configured() -> Settings:
+def _configured(given: Settings | None) -> Configuration:
     from amp_audit import settings
 
-    return settings.read(Path.cwd())
+    if given is not None:
+        return settings.Configuration(given, follow_files=False)
+    return settings.Configuration(settings.read(Path.cwd()))

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from amp_audit import marks, merge, supervisor
 from amp_audit.model import Confidence, Coverage, Evidence, Finding, Severity, Subject, Verdict
-from amp_audit.reading import Read, assemble, load_rules, read
+from amp_audit.reading import Read, assemble, gather, load_rules, read
 from amp_audit.report.content import Exit, Program, Report
 from amp_audit.report.summary import summarize
 from amp_audit.rulebook import Rule, Rulebook
 from amp_audit.runtime import launch
-from amp_audit.settings import Settings
+from amp_audit.settings import Configuration
 from amp_audit.supervisor import Recording
 from amp_audit.target import Target, TargetError
 from amp_audit.trace import judge, ranks, reader
@@ -49,9 +49,9 @@ class Recorded:
     code: int
 
 
-def audit(target: Target, settings: Settings, recording: Recording) -> Audited:
+def audit(target: Target, configuration: Configuration, recording: Recording) -> Audited:
     """Read a program and run it. Raises TargetError, RuleError, SettingsError or LaunchError before it has begun."""
-    book = load_rules(settings)
+    book = load_rules(configuration, [str(target.entry)] if target.entry is not None else ())
     _need_torch()
     member = ranks.member()
     folder = supervisor.trace_folder(recording, member)
@@ -59,15 +59,15 @@ def audit(target: Target, settings: Settings, recording: Recording) -> Audited:
     first = member is None or member.rank == 0
     hurry = threading.Event() if member is not None else None
     with ThreadPoolExecutor(1, "amp-audit-read") as pool:
-        reading = pool.submit(_read_program, target, settings, book, watch) if first else None
+        reading = pool.submit(_read_program, target, configuration, book, watch) if first else None
         running = launch.start(supervisor.request(target, recording, folder, watch))
         count = _counter(running.trace_dir, reading, book)
         outcome = supervisor.follow(running, supervisor.Progress(sys.stderr, recording.steps, count), hurry)
         departure = ranks.leave(running.trace_dir, member, hurry=hurry) if member is not None else None
         if departure is not None and not departure.reports:
             return Audited(None, supervisor.program_code(outcome))
-        known = reading.result() if reading else _read_program(target, settings, book, watch)
-    made = _audited(target, settings, book, known, running.trace_dir, outcome)
+        known = reading.result() if reading else _read_program(target, configuration, book, watch)
+    made = _audited(target, configuration, book, known, running.trace_dir, outcome)
     if departure is not None and departure.missing:
         late = ", ".join(map(str, departure.missing))
         made = replace(made, notes=(*made.notes, f"rank {late} had not ended when this report was made"))
@@ -88,21 +88,23 @@ def record(target: Target, recording: Recording) -> Recorded:
     return Recorded(message, Exit.PROGRAM_FAILED if outcome.failed else Exit.CLEAN)
 
 
-def report(folders: Sequence[Path], settings: Settings) -> Report:
+def report(folders: Sequence[Path], configuration: Configuration) -> Report:
     """What traces say, those of all folders as one run. Raises TraceError for a folder that is no trace."""
-    book = load_rules(settings)
+    book = load_rules(configuration)
     traces = [trace for folder in folders for trace in reader.read(folder)]
     findings = _merged((), traces, book)
-    made = assemble("report", " ".join(map(str, folders)), findings, Coverage(), settings, book, Severity.ERROR)
+    made = assemble("report", " ".join(map(str, folders)), Read(tuple(findings)), configuration, book, Severity.ERROR)
     return replace(made, summary=summarize(traces), trace_folder=str(folders[0]))
 
 
 def _audited(
-    target: Target, settings: Settings, book: Rulebook, known: Read, folder: Path, outcome: launch.Outcome
+    target: Target, configuration: Configuration, book: Rulebook, known: Read, folder: Path, outcome: launch.Outcome
 ) -> Report:
     traces, notes = _traces(folder)
     findings = _merged(known.findings, traces, book)
-    made = assemble("audit", target.shown, findings, known.coverage, settings, book, Severity.ERROR)
+    made = assemble(
+        "audit", target.shown, replace(known, findings=tuple(findings)), configuration, book, Severity.ERROR
+    )
     return replace(
         made,
         summary=summarize(traces) if traces else None,
@@ -151,14 +153,14 @@ def _need_torch() -> None:
         raise TargetError(NO_TORCH)
 
 
-def _read_program(target: Target, settings: Settings, book: Rulebook, watch: Path) -> Read:
+def _read_program(target: Target, configuration: Configuration, book: Rulebook, watch: Path) -> Read:
     """Read the program's first file and what it imports, and say which lines the run is to watch."""
     if target.entry is None:
         note = "no Python file was recognised in the launcher's command, so nothing was read"
         known = Read(coverage=Coverage(notes=(note,)))
     else:
         try:
-            known = read([target.entry], settings, book, follow=True)
+            known = read(gather([target.entry], configuration), configuration, book, follow=True)
         except Exception as error:  # a fault of ours must not cost the user what the run shows
             known = Read(problem=f"reading {target.entry} failed, which is a fault of amp-audit: {error!r}")
     _write_watch(watch, known.findings)

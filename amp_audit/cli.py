@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
@@ -14,7 +13,7 @@ from amp_audit import __version__
 
 if TYPE_CHECKING:
     from amp_audit.report import Report
-    from amp_audit.settings import Settings
+    from amp_audit.settings import Configuration
     from amp_audit.supervisor import Recording
     from amp_audit.target import Target
 
@@ -120,7 +119,7 @@ def _audit(words: list[str]) -> int:
     from amp_audit import auditing
 
     def job() -> tuple[Report | None, int]:
-        outcome = auditing.audit(_target(program), _settings(options), _recording(options))
+        outcome = auditing.audit(_target(program), _configured(options), _recording(options))
         return outcome.report, outcome.code
 
     return _Output(options).of("audit", program[1], job)
@@ -141,15 +140,20 @@ def _run(words: list[str]) -> int:
 
 def _check(words: list[str]) -> int:
     parser = _Parser("check")
-    parser.add_argument("paths", nargs="*", metavar="PATHS", type=Path, help="files and folders (default: .)")
+    parser.add_argument("paths", nargs="*", metavar="PATHS", type=Path, help="files, folders, - for stdin (default: .)")
+    _add_scope(parser)
     _add_reporting(parser)
     options = parser.parse_args(words)
     if options.help:
         return _help(parser, "usage: amp-audit check [OPTIONS] [PATHS...]\n", "Read only; needs no torch.\n")
+    if options.stdin_filename is not None and Path("-") not in options.paths:
+        parser.error("--stdin-filename names the standard input: give - as a path")
     from amp_audit import reading
 
+    scope = reading.Scope(options.stdin_filename, options.force_exclude, options.diff, options.write_baseline)
+
     def job() -> tuple[Report, int]:
-        report = reading.check(options.paths or [Path()], _settings(options))
+        report = reading.check(options.paths or [Path()], _configured(options), scope)
         return report, report.exit_code
 
     return _Output(options).of("check", options.paths, job)
@@ -167,7 +171,7 @@ def _report(words: list[str]) -> int:
     from amp_audit import auditing
 
     def job() -> tuple[Report, int]:
-        report = auditing.report(options.traces, _settings(options))
+        report = auditing.report(options.traces, _configured(options))
         return report, report.exit_code
 
     return _Output(options).of("report", options.traces, job)
@@ -238,6 +242,15 @@ def _add_recording(parser: _Parser) -> None:
         metavar="cuda[:sm80]",
         help="run a program written for CUDA on the CPU, in CUDA's precision, as on a chip of that compute capability",
     )
+
+
+def _add_scope(parser: _Parser) -> None:
+    group = parser.add_argument_group("what to report on")
+    group.add_argument("--diff", metavar="REF", help="findings that lines changed since REF concern (needs git)")
+    group.add_argument("--baseline", type=Path, metavar="FILE", help="not the findings that FILE knows")
+    group.add_argument("--write-baseline", type=Path, metavar="FILE", help="make all findings known, in FILE")
+    group.add_argument("--stdin-filename", metavar="NAME", help="the file that - stands for")
+    group.add_argument("--force-exclude", action="store_true", help="exclude files given by name too")
 
 
 def _add_reporting(parser: _Parser) -> None:
@@ -315,24 +328,18 @@ def _recording(options: argparse.Namespace) -> Recording:
     return Recording(options.steps, options.sample, options.go_on, options.trace, options.emulate)
 
 
-def _configured(options: argparse.Namespace) -> Settings:
+def _configured(options: argparse.Namespace) -> Configuration:
     from amp_audit import settings
 
-    read = settings.read(Path.cwd())
-    return replace(read, rules=(*read.rules, *options.rules))
-
-
-def _settings(options: argparse.Namespace) -> Settings:
-    from amp_audit.settings import Flags
-
-    return _configured(options).with_flags(
-        Flags(
-            select=_words(options.select),
-            ignore=_words(options.ignore),
-            fail_on=options.fail_on,
-            min_confidence=options.min_confidence,
-        )
+    flags = settings.Flags(
+        select=_words(getattr(options, "select", None)),
+        ignore=_words(getattr(options, "ignore", None)),
+        fail_on=getattr(options, "fail_on", None),
+        min_confidence=getattr(options, "min_confidence", None),
+        rules=tuple(options.rules),
+        baseline=getattr(options, "baseline", None),
     )
+    return settings.Configuration(settings.read(Path.cwd()), flags)
 
 
 def _words(values: list[str] | None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from amp_audit.model import Finding, Location
 from amp_audit.rulebook import Rulebook
 from amp_audit.static.findings import fingerprint, tokens
-from amp_audit.static.selection import root_of
+from amp_audit.static.selection import path_in_project
 from amp_audit.static.suppress import Directive, Spot, directives, silenced
 
 
@@ -80,8 +80,7 @@ def _read(path: str, book: Rulebook) -> _Source | None:
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
-    inside = os.path.relpath(os.path.abspath(path), root_of(path)).replace(os.sep, "/")
-    return _Source(inside, text, directives(text, book), list(_statements(tree.body, "", "")))
+    return _Source(path_in_project(path), text, directives(text, book), list(_statements(tree.body, "", "")))
 
 
 def _statements(body: Iterable[ast.stmt], name: str, prefix: str) -> Iterator[tuple[ast.stmt, str]]:

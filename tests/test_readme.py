@@ -12,6 +12,7 @@ import pytest
 
 from amp_audit import cli, settings
 from amp_audit.rulebook import load
+from amp_audit.static.suppress import directives
 
 from .test_packaging import ROOT
 
@@ -86,7 +87,31 @@ def test_the_configuration_is_accepted(tmp_path: Path) -> None:
     assert read.exclude == ("third_party",)
 
 
-@pytest.mark.parametrize("code", blocks("python"), ids=range(len(blocks("python"))))
+EXEMPTIONS = next(code for code in blocks("python") if "ignore-begin" in code)
+PYTHON = [code for code in blocks("python") if code != EXEMPTIONS]
+
+
+def test_the_exemptions_are_understood() -> None:
+    found = directives(EXEMPTIONS, load())
+    assert all(directive.rule for directive in found), found
+    last = len(EXEMPTIONS.splitlines())
+    covered = {line for directive in found for line in range(directive.first, (directive.last or last) + 1)}
+    assert covered == set(range(1, last + 1))
+
+
+def test_a_rule_of_ones_own_needs_no_python(tmp_path: Path) -> None:
+    (rule,) = [block for block in blocks("yaml") if "id: TEAM001" in block]
+    (tmp_path / "my_rules").mkdir()
+    (tmp_path / "my_rules" / "clip.yaml").write_text(rule)
+    (tmp_path / "pyproject.toml").write_text('[tool.amp-audit]\nrules = ["my_rules"]\nselect = ["TEAM"]\n')
+    (tmp_path / "train.py").write_text("from torch.nn import utils as u\n\nu.clip_grad_value_([], 1.0)\n")
+    result = shell("amp-audit check -q", tmp_path)
+    assert result.stdout.startswith("train.py:3:1: warning TEAM001 gradients are clipped by value")
+    assert result.returncode == 1
+    assert "Clipping by value changes" in shell("amp-audit explain clip-by-value", tmp_path).stdout
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
 def test_python_blocks_run(code: str) -> None:
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr

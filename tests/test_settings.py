@@ -7,7 +7,7 @@ import pytest
 
 from amp_audit import rulebook, settings
 from amp_audit.model import Confidence, Finding, Location, Severity, Verdict
-from amp_audit.settings import Flags, Settings, SettingsError
+from amp_audit.settings import Configuration, Flags, Settings, SettingsError
 
 BOOK = rulebook.load()
 
@@ -39,6 +39,7 @@ def test_without_a_table_everything_is_in_force(tmp_path: Path) -> None:
 
 
 def test_all_keys(tmp_path: Path) -> None:
+    (tmp_path / "my_rules").mkdir()
     read = configured(
         tmp_path,
         """
@@ -50,13 +51,14 @@ def test_all_keys(tmp_path: Path) -> None:
         min-confidence = "low"
         severity = {AMP101 = "error"}
         rules = ["my_rules"]
+        baseline = "known.json"
         """,
     )
     chosen = read.selected(BOOK)
     assert "AMP101" in chosen and "AMP203" in chosen and "AMP202" not in chosen and "AMP302" not in chosen
     assert (read.fail_on, read.min_confidence) == (Severity.INFO, Confidence.LOW)
     assert read.excluded(str(tmp_path / "vendored" / "a.py")) and not read.excluded(str(tmp_path / "a.py"))
-    assert read.rules == (tmp_path / "my_rules",)
+    assert read.rules == (tmp_path / "my_rules",) and read.baseline == tmp_path / "known.json"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,8 @@ def test_all_keys(tmp_path: Path) -> None:
         ("per-file-ignores = ['AMP202']", "`per-file-ignores` of"),
         ("severity = {AMP202 = 'fatal'}", "`severity.AMP202` of"),
         ("select = [", "cannot be read"),
+        ("rules = ['nowhere']", "`rules` of"),
+        ("baseline = 3", "`baseline` of"),
     ],
 )
 def test_an_error_names_key_and_file_in_one_line(tmp_path: Path, text: str, words: str) -> None:
@@ -130,3 +134,72 @@ def test_severity_is_the_users_and_not_reproduced_lowers_it(tmp_path: Path) -> N
     given = [finding("AMP202", verdict=Verdict.NOT_REPRODUCED), finding("AMP203"), finding("AMP302")]
     found = {f.rule: f.severity for f in read.filtered(given, BOOK)}
     assert found == {"AMP202": Severity.WARNING, "AMP203": Severity.INFO, "AMP302": BOOK["AMP302"].severity}
+
+
+@pytest.mark.parametrize("word", ["AMP2", "AMP2xx", "amp2XX", "AMP20x"])
+def test_a_group_is_the_beginning_of_ids(word: str) -> None:
+    start = "AMP20" if "0" in word else "AMP2"
+    assert settings.matching(word, BOOK) == {rule for rule in BOOK.rules if rule.startswith(start)} != set()
+
+
+def test_a_group_without_rules_is_unknown() -> None:
+    assert settings.matching("AMPxxx", BOOK) == frozenset(BOOK.rules)
+    assert settings.matching("AMP99", BOOK) == settings.matching("AMP2xxx", BOOK) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "meant"),
+    [
+        ("vendored", "deep/vendored/a.py", True),
+        ("test_*.py", "deep/test_a.py", True),
+        ("deep/vendored/", "deep/vendored/a.py", True),
+        ("deep/*/a.py", "deep/vendored/a.py", True),
+        ("**/a.py", "a.py", True),
+        ("**/a.py", "deep/a.py", True),
+        ("./deep/a.py", "deep/a.py", True),
+        ("deep/vendored", "vendored/a.py", False),
+        ("vend", "vendored/a.py", False),
+        ("a", "a.py", False),
+        ("", "a.py", False),
+    ],
+)
+def test_which_files_a_pattern_means(tmp_path: Path, pattern: str, path: str, meant: bool) -> None:
+    assert Settings(root=tmp_path, exclude=(pattern,)).excluded(str(tmp_path / path)) is meant
+
+
+# Each file's own table
+
+
+def nested(folder: Path, table: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(f"[tool.amp-audit]\n{table}\n")
+    return folder
+
+
+def test_each_file_has_the_settings_of_the_nearest_table(tmp_path: Path) -> None:
+    nested(tmp_path, "ignore = ['AMP202']")
+    nested(tmp_path / "one", "ignore = ['AMP203']")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "pyproject.toml").write_text("[project]\nname = 'x'\n[[[broken")
+    found = Configuration(settings.read(tmp_path), Flags(ignore=("AMP302",)))
+    assert found.of(str(tmp_path / "one" / "deep" / "a.py")).ignore == ("AMP203", "AMP302")
+    assert found.of(str(tmp_path / "two" / "a.py")) is found.of(str(tmp_path / "a.py")) is found.base
+    assert found.base.ignore == ("AMP202", "AMP302")
+
+
+def test_a_file_without_a_table_has_the_working_directorys(tmp_path: Path) -> None:
+    nested(tmp_path / "here", "ignore = ['AMP202']")
+    found = Configuration(settings.read(tmp_path / "here"))
+    assert found.of(str(tmp_path / "elsewhere" / "a.py")) is found.of(None) is found.base
+
+
+def test_an_error_in_a_nested_table_names_its_file(tmp_path: Path) -> None:
+    nested(tmp_path / "one", "selct = []")
+    with pytest.raises(SettingsError, match=r"unknown key `selct` .*one/pyproject\.toml"):
+        Configuration(settings.read(tmp_path)).of(str(tmp_path / "one" / "a.py"))
+
+
+def test_settings_of_the_caller_hold_for_every_file(tmp_path: Path) -> None:
+    nested(tmp_path / "one", "ignore = ['AMP203']")
+    given = Settings(root=tmp_path, ignore=("AMP101",))
+    assert Configuration(given, follow_files=False).of(str(tmp_path / "one" / "a.py")).ignore == ("AMP101",)

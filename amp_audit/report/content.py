@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +50,8 @@ class Report:
     ``findings`` are at or above the confidence asked for, worst first; ``hidden`` counts those below it. ``command``
     is ``"audit"``, ``"check"`` or ``"report"``; ``target`` is what was looked at, in the user's words. Paths below
     ``root`` are shown relative to it. ``program`` is None when this job ran nothing, ``summary`` when no trace is
-    there. ``problem`` is the sentence that says why the job could not be done, if so.
+    there. ``problem`` is the sentence that says why the job could not be done, if so. ``fail_on_in`` are files whose
+    own settings say from which severity on a finding fails, ``texts`` the sources that are no files.
     """
 
     command: str
@@ -65,6 +67,8 @@ class Report:
     trace_folder: str | None = None
     problem: str = ""
     notes: tuple[str, ...] = field(default=())
+    fail_on_in: Mapping[str, Severity] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> Exit:
@@ -73,7 +77,11 @@ class Report:
             return Exit.UNABLE
         if self.program is not None and self.program.failed:
             return Exit.PROGRAM_FAILED
-        return Exit.FINDINGS if any(f.severity >= self.fail_on for f in self.findings) else Exit.CLEAN
+        return Exit.FINDINGS if any(map(self._fails, self.findings)) else Exit.CLEAN
+
+    def _fails(self, finding: Finding) -> bool:
+        path = finding.location.path if finding.location is not None else ""
+        return finding.severity >= self.fail_on_in.get(path, self.fail_on)
 
     def counts(self) -> dict[Severity, int]:
         """How many findings there are of each severity, zeros included, worst first."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import tokenize
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,16 +14,21 @@ from amp_audit.model import Location
 
 @dataclass(slots=True)
 class Sources:
-    """Reads each file once. A file that is gone or cannot be read has no lines; nothing is raised."""
+    """Reads each file once. A file that is gone or cannot be read has no lines; nothing is raised.
+
+    ``texts`` are sources that are no files, or not as they lie there.
+    """
 
     root: Path
+    texts: Mapping[str, str] = field(default_factory=dict)
     _lines: dict[tuple[str, int | None], list[str]] = field(default_factory=dict)
 
     def line(self, place: Location) -> str | None:
         """The code line at ``place`` without its line end; None when it cannot be read."""
         key = (place.path, place.cell)
         if key not in self._lines:
-            self._lines[key] = _read(self.root / place.path, place.cell)
+            text = self.texts.get(place.path)
+            self._lines[key] = _read(self.root / place.path, place.cell) if text is None else _lines(text, place.cell)
         lines = self._lines[key]
         return lines[place.line - 1] if 0 < place.line <= len(lines) else None
 
@@ -29,13 +36,19 @@ class Sources:
 def _read(path: Path, cell: int | None) -> list[str]:
     try:
         with tokenize.open(path) as file:
-            text = file.read()
-        if cell is not None:
+            return _lines(file.read(), cell)
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return []
+
+
+def _lines(text: str, cell: int | None) -> list[str]:
+    if cell is not None:
+        try:
             source = json.loads(text)["cells"][cell]["source"]
             text = source if isinstance(source, str) else "".join(source)
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError, LookupError, TypeError):
-        return []
-    return text.split("\n")
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return []
+    return re.split(r"\r\n|\r|\n", text)
 
 
 def printable(text: str) -> str:

@@ -81,7 +81,7 @@ class _Findings:
         self._report = report
         self._width = width
         self._verbose = verbose
-        self._sources = Sources(report.root)
+        self._sources = Sources(report.root, report.texts)
         self._told: set[str] = set()
 
     def render(self) -> Iterator[RenderableType]:

@@ -18,7 +18,7 @@ from amp_audit.static.position import LoweringError
 from amp_audit.static.project import Project
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.selection import Selection, local_imports, root_of, select, triggers
-from amp_audit.static.sources import STDIN, Source, Unreadable, decode, find
+from amp_audit.static.sources import STDIN, Gathered, Source, Unreadable, decode, gather
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +32,47 @@ class CheckResult:
 @dataclass(frozen=True, slots=True)
 class Options:
     """``excluded`` says which files of a folder to leave out. ``follow``: findings in files that the given ones
-    import count too, as in the audit of a program. ``rules``: those in force (None: all). ``prefilter``: skip files
-    that cannot matter; without it the findings are the same and it takes longer."""
+    import count too, as in the audit of a program. ``rules``: those in force, be it for each file (None: all).
+    ``prefilter``: skip files that cannot matter; without it the findings are the same and it takes longer."""
 
     excluded: Callable[[str], bool] = lambda path: False
     follow: bool = False
-    rules: frozenset[str] | None = None
+    rules: frozenset[str] | Callable[[str], frozenset[str]] | None = None
     prefilter: bool = True
+
+    def rules_for(self, path: str, book: Rulebook) -> frozenset[str]:
+        """The ids of the rules in force for a file."""
+        if self.rules is None:
+            return frozenset(book.rules)
+        return self.rules(path) if callable(self.rules) else self.rules
 
 
 def check(given: Sequence[str | Path], book: Rulebook, options: Options | None = None) -> CheckResult:
-    """Read files and folders. Raises SourceError when a path does not exist or nothing there is Python.
+    """Read files and folders. Raises SourceError when a path does not exist or nothing there is Python."""
+    chosen = options or Options()
+    return check_files(gather(given, chosen.excluded), book, chosen)
+
+
+def check_files(gathered: Gathered, book: Rulebook, options: Options) -> CheckResult:
+    """Read files.
 
     A file that cannot be read or parsed is a finding (AMP001) and counts as failed; the others are still checked. An
     error of a detector is a note, and what it was checking counts as failed.
     """
-    chosen = options or Options()
-    files = find(given, chosen.excluded)
-    if chosen.follow:
+    files = list(gathered.paths)
+    if options.follow:
         files = list(dict.fromkeys([*files, *(imported for path in files for imported in local_imports(path))]))
-    searched = [os.path.abspath(path) for path in given if os.path.isdir(path)]
-    return with_deep_stack(lambda: _check(_by_root(files, searched), book, chosen))
+    groups = _by_root(files, gathered.searched)
+    return with_deep_stack(lambda: _check(groups, book, options, gathered.given))
 
 
-def _check(groups: Mapping[str, Sequence[str]], book: Rulebook, options: Options) -> CheckResult:
+def _check(
+    groups: Mapping[str, Sequence[str]], book: Rulebook, options: Options, given: Mapping[str, bytes]
+) -> CheckResult:
     pattern = triggers(book)
     outcomes = []
     for root, own in groups.items():
-        selection = select(own, root, pattern, prefilter=options.prefilter)
+        selection = select(own, root, pattern, prefilter=options.prefilter, given=given)
         outcomes.append(_Outcome(selection, book, options))
         outcomes[-1].run()
     found = [finding for outcome in outcomes for finding in outcome.findings]
@@ -105,9 +118,8 @@ class _Outcome:
         if not files:
             return
         project = Project((file.module for file in files.values()), Path(self.selection.root))
-        rules = frozenset(self.book.rules) if self.options.rules is None else self.options.rules
-        asked = self._asked(files)
-        self.findings += present(self._raw(project), files, asked, self.book, rules)
+        asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
+        self.findings += present(self._raw(project), files, asked, self.book)
         self.checked = len(asked)
 
     def _asked(self, files: dict[str, File]) -> frozenset[str]:
@@ -124,7 +136,7 @@ class _Outcome:
                 cell, line = source.place(module.line)
                 self._give_up(source.path, Unreadable(str(module), line, module.column, cell))
             else:
-                yield File(source, module, self.selection.root)
+                yield File(source, module)
 
     def _sources(self, data: Mapping[str, bytes]) -> Iterator[Source]:
         for path, content in data.items():
@@ -147,7 +159,7 @@ class _Outcome:
 
     def _fail(self, path: str, error: Unreadable) -> None:
         self.failed.add(path)
-        self.findings.append(unreadable(path, self.selection.root, error, self.book))
+        self.findings.append(unreadable(path, error, self.book))
 
     def _raw(self, project: Project) -> list[RawFinding]:
         """What the detectors find; one that fails costs its own findings, not those of the others."""

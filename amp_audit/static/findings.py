@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -16,6 +15,7 @@ from amp_audit.rulebook import Rule, Rulebook
 from amp_audit.static import ir
 from amp_audit.static.position import Position
 from amp_audit.static.raw import RawFinding, RawStep
+from amp_audit.static.selection import path_in_project
 from amp_audit.static.sources import Source, Unreadable
 from amp_audit.static.suppress import Directive, Spot, directives, silenced
 from amp_audit.static.traverse import bodies
@@ -33,10 +33,10 @@ _TOKEN = re.compile(
 class File:
     """One lowered file, with what findings in it need; positions are computed when first asked for."""
 
-    def __init__(self, source: Source, module: ir.Module, root: str) -> None:
+    def __init__(self, source: Source, module: ir.Module) -> None:
         self.source = source
         self.module = module
-        self.inside = os.path.relpath(os.path.abspath(source.path), root).replace(os.sep, "/")
+        self.inside = path_in_project(source.path)
 
     @cached_property
     def _positions(self) -> Callable[[int], Position]:
@@ -96,17 +96,17 @@ def tokens(text: str) -> str:
 
 
 def present(
-    raws: Iterable[RawFinding], files: Mapping[str, File], asked: frozenset[str], book: Rulebook, run: frozenset[str]
+    raws: Iterable[RawFinding], files: Mapping[str, File], asked: Mapping[str, frozenset[str]], book: Rulebook
 ) -> list[Finding]:
     """Findings in the files ``asked`` for, without those that comments silence, with AMP002 for idle comments.
 
-    ``run`` are the rules in force: a comment that silences another one may be of use elsewhere.
+    ``asked`` has for each file the rules in force: a comment that silences another one may be of use elsewhere.
     """
     by_path: dict[str, list[RawFinding]] = {path: [] for path in files if path in asked}
     for raw in _unique(raws):
         if raw.path in by_path:
             by_path[raw.path].append(raw)
-    return [one for path, own in by_path.items() for one in _of_file(files[path], own, files, book, run)]
+    return [one for path, own in by_path.items() for one in _of_file(files[path], own, files, book, asked[path])]
 
 
 def settle(groups: Sequence[Sequence[RawFinding]]) -> list[RawFinding]:
@@ -194,20 +194,15 @@ def _idle(directive: Directive, file: File, book: Rulebook) -> Finding:
     rule = book[UNUSED]
     cell, line = file.source.place(directive.line)
     place = Location(file.source.path, line, directive.column, line, directive.end_column, cell)
-    message = (
-        f"nothing for {directive.word} to ignore here"
-        if directive.rule is not None
-        else f"`{directive.word}` names no rule: write `# amp-audit: ignore[AMP202] reason`"
-    )
+    message = directive.problem or f"nothing for {directive.word} to ignore here"
     mark = fingerprint(file.inside, UNUSED, "", directive.word, directive.line)
     return _tool_finding(rule, message, place, mark)
 
 
-def unreadable(path: str, root: str, error: Unreadable, book: Rulebook) -> Finding:
+def unreadable(path: str, error: Unreadable, book: Rulebook) -> Finding:
     """AMP001 for a file, or a cell of a notebook, of which nothing is known."""
-    inside = os.path.relpath(os.path.abspath(path), root).replace(os.sep, "/")
     place = Location(path, error.line, error.column, cell=error.cell)
-    mark = fingerprint(inside, UNREADABLE, "", str(error.cell), 0)
+    mark = fingerprint(path_in_project(path), UNREADABLE, "", str(error.cell), 0)
     return _tool_finding(book[UNREADABLE], str(error), place, mark)
 
 

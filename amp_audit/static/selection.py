@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -76,6 +76,12 @@ def root_of(path: str, searched: Sequence[str] = ()) -> str:
     return _with_marker(own, ("pyproject.toml", "setup.py", "setup.cfg")) or (here if _is_below(own, here) else own)
 
 
+def path_in_project(path: str) -> str:
+    """A file's path from the root of its project, with slashes: the same wherever the search for it began."""
+    full = os.path.abspath(path)
+    return os.path.relpath(full, root_of(full)).replace(os.sep, "/")
+
+
 def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
@@ -107,17 +113,25 @@ class Selection:
     telling: frozenset[str] = frozenset()
 
 
-def select(paths: Sequence[str], root: str, pattern: re.Pattern[bytes], *, prefilter: bool = True) -> Selection:
-    """Sort the files of one project into those to lower and those to skip."""
-    return _Selector(paths, root, pattern).select(prefilter)
+def select(
+    paths: Sequence[str],
+    root: str,
+    pattern: re.Pattern[bytes],
+    *,
+    prefilter: bool = True,
+    given: Mapping[str, bytes] | None = None,
+) -> Selection:
+    """Sort the files of one project into those to lower and those to skip. ``given``: bytes of files as they are not
+    on the disk."""
+    return _Selector(paths, root, pattern, given or {}).select(prefilter)
 
 
 class _Selector:
-    def __init__(self, paths: Sequence[str], root: str, pattern: re.Pattern[bytes]) -> None:
+    def __init__(self, paths: Sequence[str], root: str, pattern: re.Pattern[bytes], given: Mapping[str, bytes]) -> None:
         self.paths = paths
         self.root = root
         self.pattern = pattern
-        self.data: dict[str, bytes] = {}
+        self.data = {path: given[path] for path in paths if path in given}
         self.failed: dict[str, Unreadable] = {}
         self.imports: dict[str, tuple[str, ...]] = {}
         self._matched: dict[str, bool] = {}

@@ -11,8 +11,8 @@ import sys
 import tokenize
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -65,22 +65,62 @@ class Source:
 # Finding files
 
 
-def find(paths: Sequence[str | Path], excluded: Callable[[str], bool] = lambda path: False) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The files to check, in order, and where they were looked for.
+
+    ``searched`` are the folders among what was asked for, absolute. ``given`` has the bytes of files that are not read
+    from the disk: the standard input.
+    """
+
+    paths: Sequence[str]
+    searched: Sequence[str] = ()
+    given: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def gather(
+    paths: Sequence[str | Path],
+    excluded: Callable[[str], bool] = lambda path: False,
+    *,
+    force: bool = False,
+    stdin_name: str | None = None,
+) -> Gathered:
     """The Python files and notebooks of ``paths``, each once, in order; folders are searched.
 
-    What is given by name is taken as it is. In folders hidden ones, virtual environments, what git ignores, and what
-    ``excluded`` says are left out. Raises SourceError for a missing path and for one without Python.
+    In folders hidden ones, virtual environments, what git ignores, and what ``excluded`` says are left out. What is
+    given by name is taken as it is, unless ``force`` makes ``excluded`` hold for it too. ``-`` is the standard input,
+    which stands for the file ``stdin_name``, be there one or not.
+
+    Raises SourceError for a missing path, and where there is no Python and nothing was left out by name.
     """
     found: dict[str, str] = {}
+    given: dict[str, bytes] = {}
+    left_out = False
     for path in map(str, paths):
         if path == "-":
-            found.setdefault(STDIN, STDIN)
-            continue
-        for file in _files(path, excluded):
-            found.setdefault(os.path.realpath(file), file)
-    if not found:
+            name = STDIN if stdin_name is None else shown(stdin_name)
+            given[name] = _standard_input()
+            found[os.path.realpath(name)] = name
+        else:
+            for file in _files(path, excluded):
+                found.setdefault(os.path.realpath(file), shown(file))
+    files = list(found.values())
+    if force:
+        files = [file for file in files if file == STDIN or not excluded(file)]
+        left_out = len(files) < len(found)
+    if not files and not left_out:
         raise SourceError(f"no Python file in {', '.join(map(str, paths))}")
-    return [shown(file) for file in found.values()]
+    searched = [os.path.abspath(path) for path in paths if os.path.isdir(path)]
+    return Gathered(files, searched, given)
+
+
+def find(paths: Sequence[str | Path], excluded: Callable[[str], bool] = lambda path: False) -> list[str]:
+    """The files of ``gather``."""
+    return list(gather(paths, excluded).paths)
+
+
+def _standard_input() -> bytes:
+    return sys.stdin.buffer.read() if sys.stdin is not None else b""
 
 
 def shown(path: str) -> str:
@@ -179,7 +219,7 @@ def _walk(folder: str, seen: set[str]) -> Iterator[str]:
 def read_bytes(path: str) -> bytes:
     """Raises Unreadable."""
     try:
-        return sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror or error}") from None
 

@@ -1,8 +1,9 @@
 """Inline suppressions: comments that silence a rule at a place, with room for a reason.
 
 ``# amp-audit: ignore[AMP202] reason`` speaks of its own line (any line of a finding that spans several),
-``# amp-audit: ignore-next-line[AMP202]`` of the line after it, ``# amp-audit: ignore-file[AMP202]`` of the whole
-file. Rules are given by id or name, several with commas.
+``# amp-audit: ignore-next-line[AMP202]`` of the next line that holds code, ``# amp-audit: ignore-begin[AMP202]`` and
+``# amp-audit: ignore-end[AMP202]`` of all lines between them, ``# amp-audit: ignore-file[AMP202]`` of the whole file.
+Rules are given by id or name, several with commas.
 """
 
 from __future__ import annotations
@@ -10,22 +11,27 @@ from __future__ import annotations
 import io
 import re
 import tokenize
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from amp_audit.rulebook import Rulebook
 
 MARK = "amp-audit:"
 _COMMENT = re.compile(r"#\s*amp-audit:\s*(.*)", re.S)
-_DIRECTIVE = re.compile(r"ignore(?P<scope>-file|-next-line)?\s*\[(?P<words>[^\]]*)\]")
+_DIRECTIVE = re.compile(r"ignore(?P<scope>-file|-next-line|-begin|-end)?\s*\[(?P<words>[^\]]*)\]")
+_NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT})
+
+EXAMPLE = "write `# amp-audit: ignore[AMP202] reason`"
 
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One word of one suppression. ``rule`` is the id it stands for, None for a word that names no rule.
+    """One word of one suppression. ``rule`` is the id it stands for, None for a word that silences nothing at all;
+    then ``problem`` says why.
 
-    ``line`` is where the comment stands, ``target`` the line it silences (None: the whole file), ``column`` and
-    ``end_column`` where the word stands in the comment's line; all from 1, the end exclusive.
+    ``line`` is where the comment stands, ``column`` and ``end_column`` where the word stands in that line, ``first``
+    and ``last`` the lines it silences (``last`` None: to the end of the file); all from 1, ``end_column`` exclusive.
     """
 
     word: str
@@ -33,46 +39,100 @@ class Directive:
     line: int
     column: int
     end_column: int
-    target: int | None
+    first: int
+    last: int | None
+    problem: str = ""
 
     def covers(self, rule: str, first: int, last: int) -> bool:
         """Whether a finding of ``rule`` on the lines ``first`` to ``last`` is silenced."""
-        return rule == self.rule and (self.target is None or first <= self.target <= last)
+        return rule == self.rule and self.first <= last and (self.last is None or first <= self.last)
 
 
 def directives(text: str, book: Rulebook) -> list[Directive]:
-    """The suppressions in the comments of a source. One that is misspelt has its text as a word without a rule."""
+    """The suppressions in the comments of a source, in order."""
     if MARK not in text:
         return []
-    return [found for line, column, comment in _comments(text) for found in _parse(comment, line, column, book)]
+    comments, code = _scan(text)
+    words = [word for line, column, comment in comments for word in _parse(comment, line, column, book)]
+    return list(_scoped(words, code))
 
 
-def _parse(comment: str, line: int, column: int, book: Rulebook) -> Iterator[Directive]:
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """A word as it was written; ``scope`` is what follows ``ignore``, None for what is no suppression at all."""
+
+    text: str
+    rule: str | None
+    scope: str | None
+    line: int
+    column: int
+    end_column: int
+
+
+def _parse(comment: str, line: int, column: int, book: Rulebook) -> Iterator[_Word]:
     marked = _COMMENT.match(comment)
     if marked is None:
         return
-    begin = column + marked.start(1)
     match = _DIRECTIVE.match(marked.group(1))
     if match is None:
-        word = marked.group(1).split(None, 1)[0] if marked.group(1).strip() else ""
-        yield Directive(word, None, line, column, column + len(comment), line)
+        text = marked.group(1).split(None, 1)[0] if marked.group(1).strip() else ""
+        yield _Word(text, None, None, line, column, column + len(comment))
         return
-    target = {None: line, "-next-line": line + 1, "-file": None}[match.group("scope")]
-    offset = begin + match.start("words")
+    offset = column + marked.start(1) + match.start("words")
     for part in re.finditer(r"[^,\s]+", match.group("words")):
         rule = book.find(part.group())
         place = offset + part.start()
-        yield Directive(part.group(), rule.id if rule else None, line, place, place + len(part.group()), target)
+        scope = match.group("scope") or ""
+        yield _Word(part.group(), rule.id if rule else None, scope, line, place, place + len(part.group()))
 
 
-def _comments(text: str) -> Iterator[tuple[int, int, str]]:
-    """(line, column, text) of the comments, columns from 1."""
+def _scoped(words: Iterable[_Word], code: Sequence[int]) -> Iterator[Directive]:
+    """Words with the lines they speak of; blocks are paired here. ``code`` are the lines that hold code, ascending."""
+    opened: dict[str, Directive] = {}
+    for word in words:
+        found = Directive(word.text, word.rule, word.line, word.column, word.end_column, word.line, word.line)
+        if word.rule is None:
+            yield replace(found, problem=f"`{word.text}` names no rule: {EXAMPLE}")
+        elif word.scope == "-file":
+            yield replace(found, first=1, last=None)
+        elif word.scope == "-next-line":
+            after = code[bisect_right(code, word.line) :]
+            target = after[0] if after else word.line + 1
+            yield replace(found, first=target, last=target)
+        elif word.scope == "-begin":
+            if word.rule in opened:
+                yield _useless(found, f"{word.text} is ignored here already, from line {opened[word.rule].line} on")
+            else:
+                opened[word.rule] = found
+        elif word.scope == "-end":
+            start = opened.pop(word.rule, None)
+            if start is None:
+                yield _useless(found, f"no `ignore-begin[{word.text}]` before this `ignore-end`")
+            else:
+                yield replace(start, last=word.line)
+        else:
+            yield found
+    for start in opened.values():
+        yield _useless(start, f"no `ignore-end[{start.word}]` after this `ignore-begin`, so it ignores nothing")
+
+
+def _useless(directive: Directive, problem: str) -> Directive:
+    return replace(directive, rule=None, problem=problem)
+
+
+def _scan(text: str) -> tuple[list[tuple[int, int, str]], list[int]]:
+    """(line, column from 1, text) of the comments, and the lines that hold code."""
+    comments: list[tuple[int, int, str]] = []
+    code: dict[int, None] = {}
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
-                yield token.start[0], token.start[1] + 1, token.string
+                comments.append((token.start[0], token.start[1] + 1, token.string))
+            elif token.type not in _NO_CODE:
+                code[token.start[0]] = None
     except (tokenize.TokenError, SyntaxError):
-        return  # syntax of another Python version: what came before it counts
+        pass  # syntax of another Python version: what came before it counts
+    return comments, list(code)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_audit.static.sources import STDIN, SourceError, Unreadable, decode, find, read_bytes
+from amp_audit.static.sources import STDIN, SourceError, Unreadable, decode, find, gather, read_bytes
 
 
 def tree(folder: Path, *names: str) -> None:
@@ -107,8 +107,9 @@ def test_a_script_without_a_suffix_is_known_by_its_first_line(tmp_path: Path) ->
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x = 1\n")))
-    assert find(["-"]) == [STDIN]
-    assert read_bytes(STDIN) == b"x = 1\n"
+    gathered = gather(["-"])
+    assert list(gathered.paths) == [STDIN]
+    assert gathered.given == {STDIN: b"x = 1\n"}
 
 
 # Decoding

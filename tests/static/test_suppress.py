@@ -34,6 +34,8 @@ def found(result: CheckResult) -> list[tuple[str, int]]:
         f"{HEAD}# amp-audit: ignore-next-line[AMP101]: old torch\n{BAD}\n",
         f"# amp-audit: ignore-file[AMP101]\n{HEAD}{BAD}\n",
         f"{HEAD}{BAD}\n# amp-audit: ignore-file[AMP101]\n",
+        f"{HEAD}# amp-audit: ignore-next-line[AMP101]\n\n# old torch\n{BAD}\n",
+        f"{HEAD}# amp-audit: ignore-begin[AMP101] old torch\nx = 1\n{BAD}\n# amp-audit: ignore-end[AMP101]\n",
         f"{HEAD}scaler = torch.cuda.amp.GradScaler(\n    enabled=True,\n)  # amp-audit: ignore[AMP101]\n",
     ],
 )
@@ -49,6 +51,19 @@ def test_a_suppression_silences_its_rule(tmp_path: Path, source: str) -> None:
         (f"{HEAD}{BAD}  # amp-audit: ignore[AMP101, AMP202]\n", [("AMP002", 2)]),
         (f"{HEAD}{BAD}  # amp-audit: ignore\n", [("AMP101", 2), ("AMP002", 2)]),
         (f"{HEAD}{BAD}  # amp-audit: ignore[AMP999]\n", [("AMP101", 2), ("AMP002", 2)]),
+        (
+            f"{HEAD}# amp-audit: ignore-begin[AMP101]\n# amp-audit: ignore-end[AMP101]\n{BAD}\n",
+            [("AMP101", 4), ("AMP002", 2)],
+        ),
+        (f"{HEAD}# amp-audit: ignore-begin[AMP101]\n{BAD}\n", [("AMP101", 3), ("AMP002", 2)]),
+        (f"{HEAD}{BAD}\n# amp-audit: ignore-end[AMP101]\n", [("AMP101", 2), ("AMP002", 3)]),
+        (
+            f"{HEAD}# amp-audit: ignore-begin[AMP101]\n{BAD}\n# amp-audit: ignore-begin[AMP101]\n"
+            f"{BAD}\n# amp-audit: ignore-end[AMP101]\n",
+            [("AMP002", 4)],
+        ),
+        (f"{HEAD}# amp-audit: ignore-next-line[AMP101]\nx = 1\n{BAD}\n", [("AMP101", 4), ("AMP002", 2)]),
+        (f"{HEAD}{BAD}\n# amp-audit: ignore-next-line[AMP101]\n", [("AMP101", 2), ("AMP002", 3)]),
         (f"{HEAD}{BAD}\ns = '# amp-audit: ignore-file[AMP101]'\n", [("AMP101", 2)]),
     ],
 )
@@ -79,3 +94,15 @@ def test_the_place_of_an_unused_word(tmp_path: Path) -> None:
 def test_comments_before_syntax_that_tokenize_refuses_still_count() -> None:
     found = directives("x = 1  # amp-audit: ignore[AMP101]\n(\n", BOOK)
     assert [directive.rule for directive in found] == ["AMP101"]
+
+
+def test_what_is_wrong_with_a_block_is_said(tmp_path: Path) -> None:
+    result = run(tmp_path, f"{HEAD}# amp-audit: ignore-begin[AMP101]\n{BAD}\n")
+    assert [f.message for f in result.findings if f.rule == "AMP002"] == [
+        "no `ignore-end[AMP101]` after this `ignore-begin`, so it ignores nothing"
+    ]
+
+
+def test_a_rule_may_be_ignored_in_several_blocks(tmp_path: Path) -> None:
+    block = f"# amp-audit: ignore-begin[AMP101]\n{BAD}\n# amp-audit: ignore-end[AMP101]\n"
+    assert found(run(tmp_path, f"{HEAD}{block}{BAD}\n{block}")) == [("AMP101", 5)]
