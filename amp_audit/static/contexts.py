@@ -133,7 +133,9 @@ class Contexts(Ducks):
         fed = [item for item in given if isinstance(item, Tensor)]
         if fed:
             made = Tensor() if world.no_grad else together(fed, region_dtype(world.state))
-            return replace(made, divided=made.divided | _perhaps_divided(callee))
+            compares = len(values) > 1 and not isinstance(callee, Tensor)  # a loss is made here, of what was computed
+            known_divisors = made.divided - UNSEEN if compares else made.divided
+            return replace(made, divided=known_divisors | _perhaps_divided(callee))
         live = region_dtype(world.state)
         if live is not None and not world.no_grad and isinstance(callee, Func):
             models = [item for item in given if isinstance(item, Instance) and item.model]
