@@ -21,6 +21,8 @@ class Kind(str, enum.Enum):
     SCALE = "scale"
     BACKWARD = "backward"
     AUTOGRAD_GRAD = "autograd_grad"
+    SCALE_READ = "scale_read"
+    DESCALE = "descale"
     UNSCALE = "unscale"
     CLIP = "clip"
     GRAD_READ = "grad_read"
@@ -83,6 +85,7 @@ class Event:
     of an iteration those that had not come true in it. Only the code knows them.
     ``sometimes`` says of a zero_grad that it depends on something that changes from iteration to iteration, ``loops``
     in which loops it stands.
+    ``read`` names, for a reading of the scale and for a division by it, where the scale was read.
     """
 
     kind: Kind
@@ -105,4 +108,5 @@ class Event:
     divided: frozenset[Id] = frozenset()
     boundaries: frozenset[Boundary] = frozenset()
     sometimes: bool = False
+    read: Id | None = None
     loops: tuple[Id, ...] = ()

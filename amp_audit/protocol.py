@@ -62,6 +62,7 @@ class State:
     links: Table[tuple[Id, ...]] = ()  # optimizer -> owners
     scalers: Table[Scaler] = ()
     stepped_by: Table[Id] = ()  # optimizer -> the scaler that last stepped it
+    reads: Table[str] = ()  # (scaler, where its scale was read) -> fresh | stale: updated since
     regions: tuple[Region, ...] = ()
     ever: frozenset[str] = frozenset()
 
@@ -117,6 +118,7 @@ def join(one: State, two: State) -> State:
         links=tuple(pair for pair in one.links if pair in two.links),
         scalers=_join(one.scalers, two.scalers, lambda a, b: a if a == b else Scaler(a.site), Scaler()),
         stepped_by=tuple(pair for pair in one.stepped_by if pair in two.stepped_by),
+        reads=tuple(pair for pair in one.reads if pair in two.reads),
         regions=one.regions if one.regions == two.regions else (),
         ever=one.ever | two.ever,
     )
@@ -130,6 +132,7 @@ def forget(state: State) -> State:
         owners=tuple((owner, unknown) for owner, _ in state.owners),
         phases=tuple((key, "unknown") for key, _ in state.phases),
         left=(),
+        reads=(),
         scalers=tuple((key, replace(scaler, round="unknown")) for key, scaler in state.scalers),
         stepped_by=(),
     )
@@ -370,7 +373,8 @@ def _update(state: State, event: Event, facts: dict[str, object]) -> State:
     phases = tuple((key, "ready" if _of(key, event.scaler) else value) for key, value in state.phases)
     left = tuple((key, value) for key, value in state.left if not _of(key, event.scaler))
     scalers = put(state.scalers, event.scaler, replace(scaler, round="open"))
-    updated = replace(state, phases=phases, left=left, scalers=scalers)
+    reads = tuple((key, "stale" if _of(key, event.scaler) else value) for key, value in state.reads)
+    updated = replace(state, phases=phases, left=left, scalers=scalers, reads=reads)
     return _change(updated, pending, lambda held: replace(held, rescaled=True))
 
 
@@ -413,6 +417,28 @@ def _grad_write(state: State, event: Event, facts: dict[str, object]) -> State:
     facts.update(describe(state, owners, assumed))
     plain = ("plain", "unscaled")
     return _change(state, owners, lambda held: held if held.value in plain else replace(held, value="unknown"))
+
+
+def _autograd_grad(state: State, event: Event, facts: dict[str, object]) -> State:
+    """Gradients that no optimizer owns. ``float16``: of what a region computed in it, as far as is known."""
+    region = live_region(state)
+    here = region is not None and region.dtype in (None, "float16")
+    facts.update(
+        scaled=event.scaled,
+        float16=event.dtype == "float16" or (event.dtype is None and here),
+        assumed=event.dtype is None and (region is None or region.dtype is None),
+    )
+    return state
+
+
+def _scale_read(state: State, event: Event, facts: dict[str, object]) -> State:
+    return replace(state, reads=put(state.reads, (event.scaler, event.read), "fresh"))
+
+
+def _descale(state: State, event: Event, facts: dict[str, object]) -> State:
+    """Something scaled is divided by the scale, as it was when it was read."""
+    facts["scale"] = get(state.reads, (event.scaler, event.read)) or "unknown"
+    return state
 
 
 def _cache_clear(state: State, event: Event, facts: dict[str, object]) -> State:
@@ -469,6 +495,9 @@ _HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
     Kind.REGION_EXIT: _region_exit,
     Kind.FORWARD: _forward,
     Kind.BACKWARD: _backward,
+    Kind.AUTOGRAD_GRAD: _autograd_grad,
+    Kind.SCALE_READ: _scale_read,
+    Kind.DESCALE: _descale,
     Kind.UNSCALE: _unscale,
     Kind.CLIP: _clip,
     Kind.GRAD_READ: _touch,

@@ -13,6 +13,7 @@ from amp_audit.static.values import (
     Literal,
     Method,
     Parameters,
+    Scale,
     Symbol,
     Table,
     Tensor,
@@ -69,6 +70,8 @@ def with_item(table: Table, key: Value, value: Value) -> Table:
 
 
 def combine(op: str, left: Value, right: Value) -> Value:
+    if op == "/" and isinstance(right, Scale) and isinstance(left, Literal):
+        return replace(right, inverse=not right.inverse)
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return _tensor_arithmetic(op, left, right)
     if isinstance(left, Items) and isinstance(right, Items) and op == "+":
@@ -109,6 +112,15 @@ def _tensor_arithmetic(op: str, left: Value, right: Value) -> Tensor:
     doubt = any(t.doubt for t in both) or len(scaled) > 1 or by_hand
     dtype = dtypes.pop() if len(dtypes) == 1 else None
     return Tensor(owners, dtype, None if doubt else scaled.pop(), doubt, divided=_divisors(op, both, other))
+
+
+def descaled(op: str, left: Value, right: Value) -> Scale | None:
+    """The scale by which something that carries it is divided."""
+    tensor, scale = (right, left) if isinstance(left, Scale) else (left, right)
+    if not isinstance(tensor, Tensor) or not isinstance(scale, Scale) or tensor.scaled != scale.scaler:
+        return None
+    undone = (op == "*" and scale.inverse) or (op == "/" and not scale.inverse and right is scale)
+    return scale if undone else None
 
 
 def _divisors(op: str, tensors: list[Tensor], other: Value | None) -> frozenset[Hashable]:

@@ -26,6 +26,7 @@ from amp_audit.static.values import (
     Package,
     Parameters,
     Region,
+    Scale,
     Scaler,
     Symbol,
     Tensor,
@@ -123,6 +124,11 @@ class Contexts(Ducks):
             self.walker.emit(world, Event(kind, owners=known(base.owners)), target.at)
         elif isinstance(base, Method) and base.name == "grad":
             self.walker.emit(world, Event(Kind.GRAD_WRITE, owners=known(owners_of(base.base))), target.at)
+
+    def descale(self, made: Value, scale: Scale, at: int, world: World) -> Value:
+        """What is left of something scaled that was divided by the scale."""
+        self.walker.emit(world, Event(Kind.DESCALE, scaler=scale.scaler, read=scale.read), at)
+        return replace(made, scaled=None, doubt=False) if isinstance(made, Tensor) else made
 
     def result(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Value:
         """What a call that is not followed gives: a tensor when it is fed tensors or runs under autocast."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from amp_audit import events
 from amp_audit.hazards import Happened, Hazard, Watch
 from amp_audit.static import ir, project
-from amp_audit.static.algebra import combine, comparison, display, merged, subscript, unary, with_item
+from amp_audit.static.algebra import combine, comparison, descaled, display, merged, subscript, unary, with_item
 from amp_audit.static.boundaries import Boundaries
 from amp_audit.static.hot import Heat, dotted
 from amp_audit.static.values import (
@@ -278,7 +278,10 @@ class Evaluator(abc.ABC):
         results: Results = []
         for (left, right), after in self._each((node.left, node.right), world):
             value = combine(node.op, left, right)
-            if node.op == "%":
+            scale = descaled(node.op, left, right)
+            if scale is not None:
+                value = self.effects.descale(value, scale, node.at, after)
+            elif node.op == "%":
                 self.boundaries.remainder(node, right, value, tuple(self._loops))
             results.append((value, after))
         return results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,9 @@ from amp_audit.events import Event, Kind
 from amp_audit.policy import DEFAULT_DTYPES
 from amp_audit.static import ir
 from amp_audit.static.contexts import NO_GRAD_NAMES
-from amp_audit.static.lineage import UNCACHED, argument, dtype_of, known, owners_of
+from amp_audit.static.lineage import UNCACHED, argument, dtype_of, known, owners_of, together
 from amp_audit.static.methods import Methods
+from amp_audit.static.traverse import walk
 from amp_audit.static.values import (
     NONE,
     Condition,
@@ -33,6 +35,7 @@ from amp_audit.static.values import (
     Table,
     Tensor,
     Value,
+    inside,
     is_volatile,
     key_of,
 )
@@ -62,6 +65,12 @@ CLIPS = frozenset(
         "timm.utils.adaptive_clip_grad",
     }
 )
+_FIELD = re.compile(
+    r"(^|_)(pos|positions?|coords?|xyz|pts|points?|rays?|sdf|energy|energies|forces?|density|sigmas?|normals?)(_|$)",
+    re.IGNORECASE,
+)
+"""Names of fields over space, and of the places they are asked at."""
+
 WRAPPERS = re.compile(r"(^|\.)(DistributedDataParallel|DDP|DataParallel|compile|convert_sync_batchnorm)$")
 _REMADE = frozenset({"torch.tensor", "torch.as_tensor", "torch.autograd.Variable", "torch.Tensor"})
 CLOSURES = frozenset({"torch.optim.LBFGS", "torch.optim.lbfgs.LBFGS"})
@@ -104,8 +113,7 @@ class Library(Methods):
         if name in ("torch.autograd.backward",) and args:
             return self._backward(args[0], node, world)
         if name == "torch.autograd.grad":
-            self.walker.emit(world, Event(Kind.AUTOGRAD_GRAD), node.at)
-            return [(self.result(External(name), node, args, named, world), world)]
+            return [(self._autograd_grad(node, args, named, world), world)]
         return self._general(name, node, args, named, world)
 
     def _general(self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
@@ -209,12 +217,30 @@ class Library(Methods):
         self.walker.emit(world, Event(Kind.OPTIMIZER_NEW, optimizer=identity, owners=known(owners)), node.at)
         return Optimizer(identity, closure)
 
+    def _autograd_grad(self, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Value:
+        """Gradients as values. Those of a field by its coordinates are physics: normals, forces, velocities."""
+        outputs = args[0] if args else named.get("outputs", NONE)
+        given = [item for item in inside(outputs) if isinstance(item, Tensor)]
+        whole = together(given, None) if given else Tensor(doubt=isinstance(outputs, Symbol) and outputs.param)
+        scaled = None if whole.doubt else whole.scaled is not None
+        if not any(map(_FIELD.search, _spoken(node))):
+            event = Event(Kind.AUTOGRAD_GRAD, scaler=whole.scaled, scaled=scaled, dtype=whole.dtype)
+            self.walker.emit(world, event, node.at)
+        return whole if given else self.result(External("torch.autograd.grad"), node, args, named, world)
+
     def _clip(self, parameters: Value, limit: Value | None, node: ir.Call, world: World) -> Results:
         """Clipping; with an infinite limit it only measures the norm."""
         endless = limit in INFINITE
         kind = Kind.GRAD_READ if endless else Kind.CLIP
         self.walker.emit(world, Event(kind, owners=known(owners_of(parameters))), node.at)
         return [(Symbol("norm", "", True), world)]
+
+
+def _spoken(node: ir.Call) -> Iterator[str]:
+    """The names in the arguments of a call."""
+    for inner in (inner for arg in node.args for inner in walk(arg.value)):
+        if isinstance(inner, (ir.Name, ir.Attr)):
+            yield inner.id if isinstance(inner, ir.Name) else inner.name
 
 
 def _says_cpu(name: str, node: ir.Call) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from amp_audit.events import Event, Kind, Via
 from amp_audit.protocol import LOW_PRECISION, region_dtype
 from amp_audit.static import ir
-from amp_audit.static.algebra import combine
+from amp_audit.static.algebra import combine, descaled
 from amp_audit.static.contexts import Contexts
 from amp_audit.static.ducks import OWNING, SCALER_NAME, tail, tail_of
 from amp_audit.static.lineage import (
@@ -36,6 +36,7 @@ from amp_audit.static.values import (
     Optimizer,
     Parameters,
     Region,
+    Scale,
     Scaler,
     Scheduler,
     StateDict,
@@ -110,6 +111,8 @@ class Methods(Contexts):
             return self._scaler_step(scaler.id, scaler.enabled, first, node, args, named, world)
         if name == "state_dict":
             return [(StateDict("scaler"), world)]
+        if name == "get_scale" and scaler.enabled:
+            return [(self._read_scale(scaler.id, node, world), world)]
         if scaler.enabled and name in ("unscale_", "update"):
             self._scaler_event(scaler.id, name, first, node, world)
         elif name == "load_state_dict":
@@ -125,6 +128,11 @@ class Methods(Contexts):
         if isinstance(value, Items):
             return Items(tuple(scaled(item, scaler) for item in value.items))
         return scaled(value, scaler)
+
+    def _read_scale(self, scaler: Hashable, node: ir.Call, world: World) -> Scale:
+        place = (world.frame.module.path, node.at)
+        self.walker.emit(world, Event(Kind.SCALE_READ, scaler=scaler, read=place), node.at)
+        return Scale(scaler, place)
 
     def _scaler_event(self, scaler: Hashable, name: str, target: Value, node: ir.Call, world: World) -> None:
         if name == "update":
@@ -260,7 +268,8 @@ class Methods(Contexts):
                 return [(Tensor(), world)]
             return [(Symbol(f"tensor.{name}", "", True), world)]
         if name in _OPERATORS and args:
-            return [(combine(_OPERATORS[name], tensor, args[0]), world)]
+            made, scale = combine(_OPERATORS[name], tensor, args[0]), descaled(_OPERATORS[name], tensor, args[0])
+            return [(made if scale is None else self.descale(made, scale, node.at, world), world)]
         if name == "sum":  # over the batch: then the sum over micro-batches is the sum over a larger one
             return [(replace(tensor, divided=tensor.divided | {name}), world)]
         return [(self.result(tensor, node, [tensor, *args], named, world), world)]
@@ -296,7 +305,15 @@ class Methods(Contexts):
         name = node.func.name
         if name == "backward" and self._is_loss(base, world):
             return self._backward(base, node, world)
-        if self.is_scaler(base, world) and name in ("scale", "unscale_", "step", "update", "is_enabled", "state_dict"):
+        if self.is_scaler(base, world) and name in (
+            "scale",
+            "unscale_",
+            "step",
+            "update",
+            "is_enabled",
+            "state_dict",
+            "get_scale",
+        ):
             return self._duck_scaler(base, name, node, args, named, world)
         if name in ("step", "zero_grad", "state_dict") and self.is_optimizer(base, world):
             return self._optimizer(base.key, name, node, args, named, world)
@@ -333,6 +350,8 @@ class Methods(Contexts):
             return [(self._scale(scaler.key, enabled, first, node, world), world)]
         if name == "state_dict":
             return [(StateDict("scaler"), world)]
+        if name == "get_scale" and enabled:
+            return [(self._read_scale(scaler.key, node, world), world)]
         if name == "step":
             if first == NONE:
                 return [(NONE, world)]

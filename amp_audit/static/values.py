@@ -70,6 +70,15 @@ class Scaler:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """``scaler.get_scale()``, read at a place; ``inverse``: one over it."""
+
+    scaler: Hashable
+    read: Hashable
+    inverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Optimizer:
     id: Hashable
     closure: bool = False  # LBFGS and its like need a closure
@@ -222,6 +231,7 @@ Value: TypeAlias = (
     | External
     | Condition
     | Scaler
+    | Scale
     | Optimizer
     | Scheduler
     | Region
@@ -277,6 +287,8 @@ def key_of(value: Value) -> str:
         return f"not {value.key}" if value.negated else value.key
     if isinstance(value, (Scaler, Optimizer, Instance)):
         return f"{type(value).__name__}{label(value.id)}"
+    if isinstance(value, Scale):
+        return f"{label(value.scaler)}.get_scale() at {label(value.read)}"
     if isinstance(value, Func):
         return f"{tag(value.module.path)}:{value.function.qualname}"
     if isinstance(value, Method):
@@ -287,4 +299,4 @@ def key_of(value: Value) -> str:
 def is_volatile(value: Value) -> bool:
     if isinstance(value, (Symbol, Condition)):
         return value.volatile
-    return isinstance(value, Tensor) or (isinstance(value, Items) and any(map(is_volatile, value.items)))
+    return isinstance(value, (Tensor, Scale)) or (isinstance(value, Items) and any(map(is_volatile, value.items)))

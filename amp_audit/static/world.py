@@ -27,6 +27,7 @@ from amp_audit.static.values import (
     Package,
     Parameters,
     Region,
+    Scale,
     Scaler,
     Scheduler,
     StateDict,
@@ -135,7 +136,7 @@ class World:
         """What the state machine says, without what happened at all."""
         state = self.state
         known = (state.owners, state.phases, state.left, state.links, state.scalers, state.stepped_by, state.regions)
-        return (known, self.stamp, self.no_grad, len(self.frames))
+        return (known, state.reads, self.stamp, self.no_grad, len(self.frames))
 
     def like(self, other: World) -> bool:
         """Whether two worlds differ only in decided conditions, in the way here and in what is only data."""
@@ -369,6 +370,8 @@ def _is_data(value: Value) -> bool:
         return value.scaled is None and value.dtype is None and not value.doubt and not value.leaf
     if isinstance(value, Items):
         return all(map(_is_data, value.items))
+    if isinstance(value, Scale):
+        return True
     return isinstance(value, Table) and all(_is_data(item) for _, item in value.items)
 
 
