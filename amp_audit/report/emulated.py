@@ -17,12 +17,12 @@ def story(header: Header) -> Iterator[str]:
     chip = parse(header.emulated).chip
     device = header.emulated.partition(":")[0].upper()
     yield (
-        f"{device} WAS EMULATED on the CPU, as of a {chip.name} (compute capability {chip.major}.{chip.minor}): "
+        f"{device} WAS EMULATED on the CPU, as {chip.name} (compute capability {chip.major}.{chip.minor}): "
         f"dtypes, casts and which operators run are {device}'s, values are rounded as there except where the CPU's "
         "kernels round otherwise; times, memory and random numbers are not those of a GPU"
     )
     if not chip.bfloat16:
-        yield f"a {chip.name} has no tensor cores for bfloat16: what runs in it there is slower than in float16"
+        yield f"{chip.name} has no tensor cores for bfloat16: what runs in it there is slower than in float16"
     yield f"autocast's lists: {table(header)}"
 
 

@@ -61,7 +61,8 @@ def _story(run: Summary, program: Program | None) -> Iterator[str]:
         yield f"{name}: {ends.get(run.reason, run.reason)}"
     if program is not None and program.failed:
         yield f"the program {ended(program)}"
-    where = f"torch {head.torch}, Python {head.python}, on {head.device}"
+    place = head.device if head.emulated is None else f"an emulated {head.device}"
+    where = f"torch {head.torch}, Python {head.python}, on {place}"
     regions = f"autocast {listed(run.regions)}" if run.regions else "no op ran under autocast"
     yield f"{where}; {regions}" if run.observed else where
     if len(run.ranks) > 1 or head.world_size > 1:

@@ -10,7 +10,7 @@ import torch
 from amp_audit.chips import Chip
 from amp_audit.runtime.emulation import recurrent as recurrent
 from amp_audit.runtime.emulation.attention import Attention
-from amp_audit.runtime.emulation.backend import Library, special
+from amp_audit.runtime.emulation.backend import Library, fill, special
 from amp_audit.runtime.emulation.bridge import on_device, on_host
 from amp_audit.runtime.emulation.randomness import generator
 
@@ -54,3 +54,30 @@ def _softmax_backward(
     host = on_host(gradient)
     result: torch.Tensor = op(host, on_host(output), dim, host.dtype)
     return on_device(result.to(input_dtype))
+
+
+_HALVES = {torch.float16: torch.float32, torch.complex32: torch.complex64}
+
+
+@special("_fft_r2c", "_fft_c2c", "_fft_c2r")
+def _fft(op: Any, tensor: torch.Tensor, dim: list[int], *args: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+    """cuFFT takes halves, of sizes that are powers of two; its result is rounded once."""
+    host = on_host(tensor)
+    wide = _HALVES.get(host.dtype)
+    if wide is not None:
+        last = args[-1] if op._schema.name == "aten::_fft_c2r" else host.shape[dim[-1]]
+        sizes = [*(host.shape[one] for one in dim[:-1]), last]
+        if any(size & (size - 1) for size in sizes):
+            raise RuntimeError(
+                "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, "
+                f"but got a signal size of{sizes}"
+            )
+        host = host.to(wide)
+    packet: Any = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"))
+    result: torch.Tensor = packet.default(host, dim, *args)
+    if wide is not None:
+        result = result.to(torch.complex32 if result.is_complex() else torch.float16)
+    if out is None:
+        return on_device(result)
+    fill(out, result)
+    return out

@@ -1,7 +1,7 @@
 """Operators that CUDA refuses for half types, and the CPU does not.
 
 From the data types that torch's own tests list for CUDA (``dtypesIfCUDA`` in ``torch.testing._internal``), torch 2.13;
-a test compares. Operators that the CPU refuses too need no entry.
+a test compares.
 """
 
 from __future__ import annotations
@@ -37,3 +37,13 @@ REFUSALS = {
     "igammac": Refusal("igammac_cuda"),
     "_amp_foreach_non_finite_check_and_unscale_": _SCALER,
 }
+
+_REFUSED_BY_BOTH = (
+    *("linalg_", "_linalg_", "cholesky", "_cholesky", "geqrf", "orgqr", "ormqr", "triangular_solve", "lu_", "_lu_"),
+    *("_cdist_", "_pdist_", "_ctc_loss", "special_", "polar", "complex", "_fft_"),
+)
+
+
+def refused_by_both(name: str) -> bool:
+    """Whether CUDA lacks an operator in a half type in which the CPU lacks it; else the CPU's lack is made up for."""
+    return name.startswith(_REFUSED_BY_BOTH)
