@@ -48,7 +48,8 @@ MORE = [  # what torch's lists of inputs leave out
     ("_upsample_nearest_exact2d", (image[2], size[2]), {{}}),
     ("_upsample_nearest_exact3d", (image[3], size[3]), {{}}),
     ("upsample_linear1d", (image[1], size[1], False), {{}}), ("upsample_bilinear2d", (image[2], size[2], False), {{}}),
-    ("upsample_bicubic2d", (image[2], size[2], False), {{}}), ("upsample_trilinear3d", (image[3], size[3], False), {{}}),
+    ("upsample_bicubic2d", (image[2], size[2], False), {{}}),
+    ("upsample_trilinear3d", (image[3], size[3], False), {{}}),
     ("_upsample_bilinear2d_aa", (image[2], size[2], False), {{}}),
     ("_upsample_bicubic2d_aa", (image[2], size[2], False), {{}}),
     ("linalg_vector_norm", (h,), {{}}), ("linalg_matrix_norm", (h, 1), {{}}), ("linalg_matrix_norm", (h,), {{}}),
@@ -130,7 +131,7 @@ def test_each_operator_runs_in_the_dtype_of_the_tables(walked: tuple[str, list[l
     for name, inputs, output, _ in told:
         expected = policy.result_dtype(name, inputs, region, "cuda", torch.__version__)
         if output != expected:
-            wrong[name, *inputs] = (output, expected)
+            wrong[(name, *inputs)] = (output, expected)
     assert wrong == {}, json.dumps([[list(key), value] for key, value in wrong.items()], indent=1)
 
 
