@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
@@ -63,8 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character of the source must not end the report.
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        code = _dispatch(words)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -74,10 +76,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        if not isinstance(error, _expected()):
+        if not isinstance(error, (*_expected(), _Told)):
             raise
+        if isinstance(error, UsageError):
+            _tell_machines(words, str(error))
         print(f"amp-audit: {error}", file=sys.stderr)
         return UNABLE
+
+
+class _Told(Exception):
+    """An error of which the report has told already; the message is still for the person who waits."""
+
+
+def _tell_machines(words: Sequence[str], problem: str) -> None:
+    """A document for a program that reads the standard output, of a command line that could not even be read."""
+    from amp_audit import reading
+    from amp_audit.report import DOCUMENTS, render
+
+    asked = [after for word, after in pairwise(words) if word == "--format"]
+    asked += [word.partition("=")[2] for word in words if word.startswith("--format=")]
+    if not asked or asked[-1] not in DOCUMENTS:
+        return
+
+    command = words[0] if words[0] in COMMANDS else "audit"
+    render(reading.unable(command, " ".join(words), problem), asked[-1], sys.stdout)
 
 
 def _open_closed_streams() -> None:
@@ -254,9 +276,11 @@ def _add_scope(parser: _Parser) -> None:
 
 
 def _add_reporting(parser: _Parser) -> None:
+    from amp_audit.report import FORMATS
+
     group = parser.add_argument_group("reporting")
     levels = ("error", "warning", "info")
-    group.add_argument("--format", choices=("terminal", "json"), default="terminal", help="terminal or json")
+    group.add_argument("--format", choices=FORMATS, default="terminal", help="how to report (terminal)")
     group.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report to FILE")
     group.add_argument("--fail-on", choices=levels, help="exit 1 from this severity on (audit: error, check: warning)")
     group.add_argument("--min-confidence", choices=("high", "medium", "low"), help="leave out the less sure (medium)")
@@ -359,15 +383,17 @@ class _Output:
                 raise UsageError(f"cannot write the report to {options.output}: {error.strerror}") from None
 
     def of(self, command: str, target: Sequence[object], job: Callable[[], tuple[Report | None, int]]) -> int:
-        """Do ``job`` and print its report. Who asked for JSON gets a document also of a job that cannot be done."""
+        """Do ``job`` and print its report. A program that reads it gets one also of a job that cannot be done."""
         try:
             report, code = job()
         except _expected() as error:
-            if self._options.format == "json":
-                from amp_audit import reading
+            from amp_audit import reading
+            from amp_audit.report import DOCUMENTS
 
-                self._show(reading.unable(command, " ".join(map(str, target)), str(error)), UNABLE)
-            raise
+            if self._options.format not in DOCUMENTS:
+                raise
+            self._show(reading.unable(command, " ".join(map(str, target)), str(error)), UNABLE)
+            raise _Told(str(error)) from None
         return self._show(report, code)
 
     def _show(self, report: Report | None, code: int) -> int:

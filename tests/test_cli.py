@@ -130,6 +130,26 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "--format", "json", "--bogus"],
+        ["check", "--bogus", "--format=json"],
+        ["--format", "json", "--steps", "none", "train.py"],
+        ["report", "--format", "json"],
+        ["check", "--format", "json", "--stdin-filename", "a.py"],
+        ["check", "--format", "json", "-o", "no/such/folder.json"],
+    ],
+)
+def test_who_asked_for_json_gets_it_of_a_command_line_that_cannot_be_read(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    out, error = capsys.readouterr()
+    data = json.loads(out)
+    assert data["exit_code"] == 2 and f"amp-audit: {data['problem']}\n" == error
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--format", "json", "missing.py"], "missing.py: no such file"),

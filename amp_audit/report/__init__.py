@@ -6,9 +6,11 @@ from typing import TextIO
 
 from amp_audit.report.content import Exit, Report
 
-__all__ = ["FORMATS", "Exit", "Report", "render"]
+__all__ = ["DOCUMENTS", "FORMATS", "Exit", "Report", "render"]
 
-FORMATS = ("terminal", "json")
+FORMATS = ("terminal", "json", "sarif", "github")
+DOCUMENTS = ("json", "sarif")
+"""Those of which a job that cannot be done leaves a whole document too."""
 
 
 def render(
@@ -19,6 +21,14 @@ def render(
         from amp_audit.report import json
 
         json.write(report, stream)
+    elif form == "sarif":
+        from amp_audit.report import sarif
+
+        sarif.write(report, stream)
+    elif form == "github":
+        from amp_audit.report import github
+
+        github.write(report, stream)
     elif form == "terminal":
         from amp_audit.report import terminal
 
