@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 from amp_audit import __version__
 
 if TYPE_CHECKING:
+    from amp_audit.reading import Scope
     from amp_audit.report import Report
     from amp_audit.settings import Configuration
     from amp_audit.supervisor import Recording
@@ -163,22 +164,56 @@ def _run(words: list[str]) -> int:
 def _check(words: list[str]) -> int:
     parser = _Parser("check")
     parser.add_argument("paths", nargs="*", metavar="PATHS", type=Path, help="files, folders, - for stdin (default: .)")
+    _add_fixing(parser)
     _add_scope(parser)
     _add_reporting(parser)
     options = parser.parse_args(words)
     if options.help:
         return _help(parser, "usage: amp-audit check [OPTIONS] [PATHS...]\n", "Read only; needs no torch.\n")
+    _refuse_contradictions(parser, options)
     if options.stdin_filename is not None and Path("-") not in options.paths:
         parser.error("--stdin-filename names the standard input: give - as a path")
     from amp_audit import reading
 
     scope = reading.Scope(options.stdin_filename, options.force_exclude, options.diff, options.write_baseline)
 
-    def job() -> tuple[Report, int]:
+    def job() -> tuple[Report | None, int]:
+        if options.fix or options.unsafe_fixes or options.preview:
+            return _mended(options, scope)
         report = reading.check(options.paths or [Path()], _configured(options), scope)
         return report, report.exit_code
 
     return _Output(options).of("check", options.paths, job)
+
+
+def _add_fixing(parser: _Parser) -> None:
+    group = parser.add_argument_group("fixing")
+    group.add_argument("--fix", action="store_true", help="mend what can be mended without changing what is computed")
+    group.add_argument("--unsafe-fixes", action="store_true", help="mend also what changes what is computed")
+    group.add_argument("--preview", action="store_true", help="show the changes as a diff and write nothing")
+
+
+def _refuse_contradictions(parser: _Parser, options: argparse.Namespace) -> None:
+    fixes = options.fix or options.unsafe_fixes or options.preview
+    if fixes and Path("-") in options.paths:
+        parser.error("the standard input cannot be fixed: its findings carry their edits in --format json")
+    if fixes and options.write_baseline is not None:
+        parser.error("--write-baseline records what is found; fix first, then record")
+    if options.preview and options.format != "terminal":
+        parser.error("--preview shows a diff; --format shows what was found")
+
+
+def _mended(options: argparse.Namespace, scope: Scope) -> tuple[Report | None, int]:
+    """What remains after the fixes asked for; no report where a diff is shown in its place."""
+    from amp_audit import mending
+
+    done = mending.mend(options.paths or [Path()], _configured(options), scope, unsafe=options.unsafe_fixes)
+    if not options.preview:
+        mending.write(done)
+        return done.report, done.report.exit_code
+    sys.stdout.flush()
+    sys.stdout.buffer.write(mending.diff(done))
+    return None, done.exit_code_before
 
 
 def _report(words: list[str]) -> int:

@@ -112,7 +112,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace the text between two positions; an empty range inserts."""
+    """Replace the text between two positions; an empty range inserts. Lines count as in ``Location``."""
 
     path: str
     line: int
@@ -120,6 +120,7 @@ class Edit:
     end_line: int
     end_column: int
     text: str
+    cell: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

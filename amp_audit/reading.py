@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,8 +67,13 @@ def rule(word: str, configuration: Configuration) -> Rule:
     return found
 
 
-def check(paths: Sequence[Path], configuration: Configuration, scope: Scope | None = None) -> Report:
-    """Read files and folders.
+def check(
+    paths: Sequence[Path],
+    configuration: Configuration,
+    scope: Scope | None = None,
+    contents: Mapping[str, bytes] | None = None,
+) -> Report:
+    """Read files and folders; ``contents``: what to take for the contents of a file instead of what is on disk.
 
     Raises TargetError when a path does not exist or nothing there is Python, SettingsError for settings, a baseline or
     a commit that cannot be used.
@@ -79,6 +84,8 @@ def check(paths: Sequence[Path], configuration: Configuration, scope: Scope | No
     load_rules(configuration)  # a mistake in the settings comes before one in the paths
     changes = ratchet.changes(paths, wanted.diff)
     files = gather(paths, configuration, wanted)
+    if contents:
+        files = replace(files, given={**files.given, **contents})
     book = load_rules(configuration, files.paths)
     known = read(files, configuration, book)
     report = assemble("check", " ".join(map(str, paths)), known, configuration, book, Severity.WARNING)

@@ -51,7 +51,8 @@ class Report:
     is ``"audit"``, ``"check"`` or ``"report"``; ``target`` is what was looked at, in the user's words. Paths below
     ``root`` are shown relative to it. ``program`` is None when this job ran nothing, ``summary`` when no trace is
     there. ``problem`` is the sentence that says why the job could not be done, if so. ``fail_on_in`` are files whose
-    own settings say from which severity on a finding fails, ``texts`` the sources that are no files.
+    own settings say from which severity on a finding fails, ``texts`` the sources that are no files. ``fixed`` counts
+    the findings that ``check --fix`` has mended.
     """
 
     command: str
@@ -62,6 +63,7 @@ class Report:
     root: Path
     fail_on: Severity
     hidden: int = 0
+    fixed: int = 0
     summary: Summary | None = None
     program: Program | None = None
     trace_folder: str | None = None
@@ -87,6 +89,11 @@ class Report:
         """How many findings there are of each severity, zeros included, worst first."""
         found = Counter(finding.severity for finding in self.findings)
         return {severity: found[severity] for severity in sorted(Severity, reverse=True)}
+
+    def fixable(self) -> tuple[int, int]:
+        """How many findings have a safe fix, and how many an unsafe one."""
+        safe = [finding.fix.safe for finding in self.findings if finding.fix is not None]
+        return sum(safe), len(safe) - sum(safe)
 
     def confirmed(self) -> int:
         return sum(finding.verdict is Verdict.CONFIRMED for finding in self.findings)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from amp_audit import __version__
-from amp_audit.model import Evidence, Finding, Fix, Location, Related
+from amp_audit.model import Edit, Evidence, Finding, Fix, Location, Related
 from amp_audit.report.content import Report, shown_path
 from amp_audit.report.summary import Summary
 
@@ -35,6 +35,7 @@ def document(report: Report) -> dict[str, Any]:
         "problem": report.problem or None,
         "findings": [_finding(finding, report.root) for finding in report.findings],
         "hidden": report.hidden,
+        "fixed": report.fixed,
         "files": {
             "checked": coverage.files_checked,
             "skipped": coverage.files_skipped,
@@ -80,8 +81,13 @@ def _evidence(item: Evidence, root: Path) -> dict[str, Any]:
 
 
 def _fix(fix: Fix, root: Path) -> dict[str, Any]:
-    edits = [{**asdict(edit), "path": shown_path(edit.path, root)} for edit in fix.edits]
-    return {"safe": fix.safe, "description": fix.description, "edits": edits}
+    return {"safe": fix.safe, "description": fix.description, "edits": [_edit(edit, root) for edit in fix.edits]}
+
+
+def _edit(edit: Edit, root: Path) -> dict[str, Any]:
+    """``cell`` is there in notebooks only."""
+    data = {**asdict(edit), "path": shown_path(edit.path, root)}
+    return data if edit.cell is not None else {key: value for key, value in data.items() if key != "cell"}
 
 
 def _trace(report: Report) -> dict[str, Any] | None:

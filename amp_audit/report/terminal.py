@@ -40,6 +40,7 @@ def _page(report: Report, width: int, verbose: bool, quiet: bool) -> Iterator[Re
     if quiet:
         yield from _brief(report)
         yield _verdict(report)
+        yield from _fixable(report)
     else:
         yield from _full(report, width, verbose)
         yield _verdict(report)
@@ -252,12 +253,25 @@ def _verdict(report: Report) -> Text:
 
 
 def _hint(report: Report) -> Iterator[Text]:
+    yield from _fixable(report)
     rule = next((f.rule for f in report.findings if f.severity > Severity.INFO), None)
     words = [f"amp-audit explain {rule} tells more of a rule"] if rule is not None else []
     if report.trace_folder is not None:
         words.append(f"the trace is kept in {shown_path(report.trace_folder, report.root)}")
     if words:
         yield Text(printable("; ".join(words)), style="dim")
+
+
+def _fixable(report: Report) -> Iterator[Text]:
+    """What ``--fix`` has done and could do."""
+    safe, unsafe = report.fixable()
+    words = [f"{plural(report.fixed, 'finding')} fixed"] if report.fixed else []
+    if safe:
+        words.append(f"{safe} fixable with amp-audit check --fix")
+    if unsafe:
+        words.append(f"{unsafe}{' more' if safe else ' fixable'} with --unsafe-fixes")
+    if words:
+        yield Text("; ".join(words), style="dim")
 
 
 def _clean(report: Report) -> str:

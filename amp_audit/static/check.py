@@ -13,6 +13,7 @@ from amp_audit.rulebook import Rulebook
 from amp_audit.static import dtypes, paths, patterns
 from amp_audit.static.deep import with_deep_stack
 from amp_audit.static.findings import File, present, settle, unreadable
+from amp_audit.static.fixes.builder import Builder
 from amp_audit.static.loading import lower_all
 from amp_audit.static.position import LoweringError
 from amp_audit.static.project import Project
@@ -119,7 +120,7 @@ class _Outcome:
             return
         project = Project((file.module for file in files.values()), Path(self.selection.root))
         asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
-        self.findings += present(self._raw(project), files, asked, self.book)
+        self.findings += present(self._raw(project), files, asked, self.book, Builder(project).of)
         self.checked = len(asked)
 
     def _asked(self, files: dict[str, File]) -> frozenset[str]:

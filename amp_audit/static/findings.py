@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from amp_audit.model import Confidence, Evidence, Finding, Location, Related
+from amp_audit.model import Confidence, Edit, Evidence, Finding, Fix, Location, Related
 from amp_audit.rulebook import Rule, Rulebook
 from amp_audit.static import ir
 from amp_audit.static.position import Position
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.selection import path_in_project
 from amp_audit.static.sources import Source, Unreadable
-from amp_audit.static.suppress import Directive, Spot, directives, silenced
+from amp_audit.static.suppress import Directive, Spot, directives, removal, silenced
 from amp_audit.static.traverse import bodies
 
 UNREADABLE = "AMP001"
@@ -61,6 +61,11 @@ class File:
         found = sorted(_statements(self.module.body, ""))
         return [at for at, _ in found], [name for _, name in found]
 
+    def holder(self, at: int) -> int:
+        """The ordinal of the statement that holds an ordinal."""
+        ordinals, _ = self._statements
+        return ordinals[max(0, bisect_right(ordinals, at) - 1)]
+
     def statement(self, at: int) -> tuple[str, str]:
         """The qualified name of the definition around an ordinal, and the text of the statement that holds it."""
         ordinals, names = self._statements
@@ -68,12 +73,13 @@ class File:
         return names[index], self.text(self.position(ordinals[index]))
 
     @cached_property
-    def _lines(self) -> list[str]:
+    def lines(self) -> list[str]:
+        """The lines of the text, without their ends."""
         return re.split(r"\r\n|\r|\n", self.source.text)
 
     def text(self, place: Position) -> str:
         """The source of a range."""
-        lines = self._lines[place.line - 1 : place.end_line]
+        lines = self.lines[place.line - 1 : place.end_line]
         lines[-1] = lines[-1][: place.end_column - 1]
         lines[0] = lines[0][place.column - 1 :]
         return "\n".join(lines)
@@ -90,23 +96,34 @@ def _statements(body: Iterable[ir.Stmt], inside: str) -> Iterable[tuple[int, str
             yield from _statements(inner, inside)
 
 
+Repair = Callable[[RawFinding, File], Fix | None]
+"""What builds the repair of a finding in its file."""
+
+
 def tokens(text: str) -> str:
     """The tokens of a piece of source, without comments and white space: the same for every layout of it."""
     return " ".join(match.group() for match in _TOKEN.finditer(text) if match.group("gap") is None)
 
 
 def present(
-    raws: Iterable[RawFinding], files: Mapping[str, File], asked: Mapping[str, frozenset[str]], book: Rulebook
+    raws: Iterable[RawFinding],
+    files: Mapping[str, File],
+    asked: Mapping[str, frozenset[str]],
+    book: Rulebook,
+    repair: Repair,
 ) -> list[Finding]:
     """Findings in the files ``asked`` for, without those that comments silence, with AMP002 for idle comments.
 
     ``asked`` has for each file the rules in force: a comment that silences another one may be of use elsewhere.
+    ``repair`` builds what mends a finding.
     """
     by_path: dict[str, list[RawFinding]] = {path: [] for path in files if path in asked}
     for raw in _unique(raws):
         if raw.path in by_path:
             by_path[raw.path].append(raw)
-    return [one for path, own in by_path.items() for one in _of_file(files[path], own, files, book, asked[path])]
+    return [
+        one for path, own in by_path.items() for one in _of_file(files[path], own, files, book, asked[path], repair)
+    ]
 
 
 def settle(groups: Sequence[Sequence[RawFinding]]) -> list[RawFinding]:
@@ -141,7 +158,12 @@ def _unique(raws: Iterable[RawFinding]) -> list[RawFinding]:
 
 
 def _of_file(
-    file: File, raws: list[RawFinding], files: Mapping[str, File], book: Rulebook, run: frozenset[str]
+    file: File,
+    raws: list[RawFinding],
+    files: Mapping[str, File],
+    book: Rulebook,
+    run: frozenset[str],
+    repair: Repair,
 ) -> list[Finding]:
     raws = sorted(raws, key=lambda raw: (raw.at, raw.rule.id))
     spots = [Spot(raw.rule.id, place.line, place.end_line) for raw in raws for place in (file.position(raw.at),)]
@@ -153,7 +175,8 @@ def _of_file(
         same = (raw.rule.id, name, tokens(text))
         seen[same] += 1
         if not is_silenced:
-            found.append(_finding(raw, file, files, fingerprint(file.inside, *same, seen[same] - 1)))
+            mark = fingerprint(file.inside, *same, seen[same] - 1)
+            found.append(replace(_finding(raw, file, files, mark), fix=repair(raw, file)))
     if UNUSED in book.rules and UNUSED in run:
         found += [_idle(directive, file, book) for directive in idle if _was_run(directive.rule, book, run)]
     return found
@@ -196,7 +219,19 @@ def _idle(directive: Directive, file: File, book: Rulebook) -> Finding:
     place = Location(file.source.path, line, directive.column, line, directive.end_column, cell)
     message = directive.problem or f"nothing for {directive.word} to ignore here"
     mark = fingerprint(file.inside, UNUSED, "", directive.word, directive.line)
-    return _tool_finding(rule, message, place, mark)
+    return replace(_tool_finding(rule, message, place, mark), fix=_without(directive, file))
+
+
+def _without(directive: Directive, file: File) -> Fix | None:
+    """Taking an idle word out; what is misspelt, or half of a pair, is not for us to delete."""
+    place = removal(directive, file.lines[directive.line - 1])
+    if place is None:
+        return None
+    begin, end = place
+    cell, line = file.source.place(directive.line)
+    end_line = line if end is not None else line + 1
+    edit = Edit(file.source.path, line, begin, end_line, end or 1, "", cell)
+    return Fix(True, f"take {directive.word} out of the comment", (edit,))
 
 
 def unreadable(path: str, error: Unreadable, book: Rulebook) -> Finding:

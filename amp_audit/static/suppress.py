@@ -155,3 +155,24 @@ def silenced(spots: Sequence[Spot], found: Iterable[Directive]) -> tuple[list[bo
         if not hits:
             unused.append(directive)
     return flags, unused
+
+
+def removal(directive: Directive, line: str) -> tuple[int, int | None] | None:
+    """What to take out of the line of a directive so that its word is gone: a column and an end column, from 1.
+
+    The end is None for the line as a whole, its end included. The last word takes the comment along, reason and all.
+    None (the result) for a word that names no rule, and for one end of a block.
+    """
+    head = line[: directive.column - 1]
+    if directive.rule is None or re.search(r"ignore-(?:begin|end)\s*\[[^\]]*\Z", head):
+        return None
+    opened = head.rfind("[") + 1
+    words = line[opened : line.index("]", directive.end_column - 1)]
+    if len([word for word in words.split(",") if word.strip()]) == 1:
+        begin = head.rfind("#", 0, head.rfind(MARK))
+        kept = line[:begin].rstrip()
+        return (len(kept) + 1, len(line) + 1) if kept else (1, None)
+    after = re.match(r"\s*,\s*", line[directive.end_column - 1 :])
+    if after is not None:
+        return directive.column, directive.end_column + after.end()
+    return len(head.rstrip(" \t,")) + 1, directive.end_column

@@ -1,0 +1,51 @@
+"""Findings -> the repairs that come with them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+
+from amp_audit.model import Edit, Fix
+from amp_audit.static.findings import File
+from amp_audit.static.fixes import api
+from amp_audit.static.fixes.draft import Draft, Unfixable
+from amp_audit.static.origins import Origins
+from amp_audit.static.project import Project
+from amp_audit.static.raw import RawFinding
+
+_REPAIRS: Mapping[str, Callable[[RawFinding, Draft], Fix]] = {
+    "AMP101": api.deprecated,
+    "AMP103": api.positional,
+    "AMP104": api.bad_argument,
+}
+
+
+class Builder:
+    """Makes the repairs of one project's findings."""
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._origins = Origins(project)
+        self._drafts: dict[str, Draft] = {}
+
+    def of(self, raw: RawFinding, file: File) -> Fix | None:
+        """The repair of a finding; None where there is none, or none that is surely meant."""
+        repair = _REPAIRS.get(raw.rule.id)
+        if repair is None:
+            return None
+        path = file.source.path
+        if path not in self._drafts:
+            self._drafts[path] = Draft(file, self._project, self._origins)
+        try:
+            found = repair(raw, self._drafts[path])
+        except Unfixable:
+            return None
+        return found if not _overlap(found.edits) else None
+
+
+def _overlap(edits: tuple[Edit, ...]) -> bool:
+    """Whether two edits of one repair touch the same text, or insert at the same place."""
+    spans = sorted(
+        ((edit.cell or 0, edit.line, edit.column), (edit.cell or 0, edit.end_line, edit.end_column)) for edit in edits
+    )
+    return any(left[1] > right[0] or left == right for left, right in itertools.pairwise(spans))
