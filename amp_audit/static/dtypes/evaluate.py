@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, get_args
 
+from amp_audit import policy
 from amp_audit.static import ir, project
 from amp_audit.static.dtypes.arguments import Named, dtype_of, info_attribute, torch_dtype
 from amp_audit.static.dtypes.models import Models
@@ -327,7 +328,9 @@ class Evaluation(Models):
         return NOTHING
 
     def _eval_binary(self, node: ir.Binary) -> Value:
-        return self._combine(node.op, self.eval(node.left), self.eval(node.right), node.at)
+        result = self._combine(node.op, self.eval(node.left), self.eval(node.right), node.at)
+        same = isinstance(node.left, ir.Name) and isinstance(node.right, ir.Name) and node.left.id == node.right.id
+        return replace(result, last="square") if same and node.op == "*" and isinstance(result, Tensor) else result
 
     def _combine(self, op: str, left: Value, right: Value, at: int) -> Value:
         if isinstance(left, Const) and isinstance(right, Const):
@@ -341,6 +344,9 @@ class Evaluation(Models):
         tensors = [side for side in (left, right) if isinstance(side, (Tensor, Either))]
         unknown = [side for side in (left, right) if isinstance(side, Opaque) and not side.number]
         name = ARITHMETIC.get(op)
+        factor = next((side for side in (left, right) if isinstance(side, Const) and unknown and op == "*"), None)
+        if factor is not None and not tensors and _is_huge(factor):
+            return Tensor(filled=factor)  # a mask, times what is to become of its ones
         if name is None or not (tensors or (unknown and op == "@" and self.live)):
             return Opaque((self.path, at)) if unknown else NUMBER if not tensors else Tensor()
         if isinstance(left, Const) and name == "div":
@@ -548,6 +554,11 @@ def _is_number(value: Value) -> bool:
     if isinstance(value, Either):
         return all(map(_is_number, value.options))
     return (isinstance(value, Const) and value.number is not None) or (isinstance(value, Opaque) and value.number)
+
+
+def _is_huge(value: Const) -> bool:
+    """Whether a number is as large as masks have it."""
+    return value.number is not None and abs(value.number) >= policy.MAX_FINITE["float16"]
 
 
 def _computed(op: str, left: Const, right: Const) -> Value:

@@ -8,6 +8,7 @@ What a detector may ask for, all of which must hold:
 ``lacks``     dtypes that none of its tensors may have
 ``constant``  a number it is given: ``argument`` (names), ``beyond`` or ``reaches`` (finfo.max), ``rounds_to``
 ``region``    ``live``, ``disabled``, ``policy`` (the op list it is on), ``dtype``
+``whole``     whether it reduces all of its tensor
 ``outputs``   whether what models out of sight return counts as low precision; it does not unless said
 ``at``        where the finding stands: the ``op``, the ``call`` that leads to it from the region, or the ``region``
 """
@@ -34,6 +35,7 @@ _KINDS: Mapping[str, type] = {
     "takes": list,
     "lacks": list,
     "outputs": bool,
+    "whole": bool,
 }
 
 
@@ -75,7 +77,7 @@ class _Match:
 def _match(use: Use, detector: Detector) -> _Match | None:
     """Whether an op is what a detector looks for."""
     options = detector.options
-    if not _region_fits(use, options.get("region")):
+    if not _region_fits(use, options.get("region")) or options.get("whole", use.scalar) is not use.scalar:
         return None
     taken = _taken(use, options.get("takes", ()))
     if taken is None or any(tensor.dtypes & {*options.get("lacks", ())} for tensor in use.tensors):

@@ -126,7 +126,7 @@ class Operations(abc.ABC):
             assumed or result.assumed,
             _is_scalar(name, effect, tensors, args, named),
             origin,
-            _last(name, effect, tensors),
+            _last(name, effect, tensors, numbers),
             _filled(name, effect, tensors, numbers),
         )
         self._use(op, result, numbers, tensors, at)
@@ -214,6 +214,7 @@ class Operations(abc.ABC):
                 result.by,
                 result.assumed or bool(self.region and self.region.assumed),
                 result.origin,
+                result.scalar,
             )
         ] = None
 
@@ -245,10 +246,12 @@ class Operations(abc.ABC):
                 value = self._through(part, value, at)
             self.weights.pop()
             return value
+        inputs = list(args[:2] if layer.op.endswith(("loss", "entropy", "logits")) else args[:1])
+        if own == ANY and any(tensor.origin == "region" for tensor in map(as_tensor, inputs) if tensor is not None):
+            own = FLOAT32  # a program that uses autocast keeps its weights in float32
         weighted = [Tensor(own)] if layer.op in surface.WEIGHTED else []
         if layer.op == "embedding":
             return weighted[0]
-        inputs = list(args[:2] if layer.op.endswith(("loss", "entropy", "logits")) else args[:1])
         return self.apply(layer.op, [*inputs, *weighted], {}, at)
 
     def _through(self, part: Value, value: Value, at: int) -> Value:
@@ -338,11 +341,21 @@ def _origin(name: str, result: Tensor, tensors: Sequence[Tensor], lowered: bool)
     return "region" if lowered else next((tensor.origin for tensor in tensors if tensor.low and tensor.origin), "")
 
 
-def _last(name: str, effect: str | None, tensors: Sequence[Tensor]) -> str:
-    """The op that computed the numbers of a result; one that moves them about does not count."""
+def _last(name: str, effect: str | None, tensors: Sequence[Tensor], numbers: tuple[tuple[str, Const], ...]) -> str:
+    """The op that computed the numbers of a result; one that moves them about does not count.
+
+    Beside the names of ops: ``square`` for a tensor times itself, ``1 - softmax`` and the like for what is left of
+    probabilities, ``sum of exp``.
+    """
+    first = tensors[0].last if tensors else ""
+    number = next((value.number for _, value in numbers), None)
     if name in surface.MOVES or effect in ("many", "pair"):
-        return tensors[0].last if tensors else ""
-    return name
+        return first
+    if name == "pow" and number == 2:
+        return "square"
+    if name == "sub" and number == 1 and first in ("softmax", "sigmoid"):
+        return f"1 - {first}"
+    return "sum of exp" if name == "sum" and first == "exp" else name
 
 
 def _filling(op: str, name: str, tensors: Sequence[Tensor]) -> tuple[tuple[str, Const], ...]:

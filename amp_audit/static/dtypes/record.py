@@ -23,7 +23,8 @@ class Use:
 
     ``numbers`` are its constant arguments by the names of their parameters, ``tensors`` the other ones as they come.
     ``region`` is None outside of any; ``entry`` is where it was entered, and ``call`` the call by which the code that
-    entered it gets to this op: the op itself if it stands in that code. ``origin`` says where its dtype is from.
+    entered it gets to this op: the op itself if it stands in that code. ``origin`` says where its dtype is from,
+    ``scalar`` that the result has no dimension.
     """
 
     op: str
@@ -37,6 +38,7 @@ class Use:
     by: str = ""
     assumed: bool = False
     origin: Origin = ""
+    scalar: bool = False
 
 
 @dataclass(frozen=True, slots=True)

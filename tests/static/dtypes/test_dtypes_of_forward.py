@@ -89,7 +89,7 @@ def test_lines_that_are_right(line: str) -> None:
         ("torch.sigmoid(h).clamp(1e-7, 1 - 1e-7)", "AMP503"),
         ("h.clip(max=0.9999)", "AMP503"),
         ("torch.clamp_min(h.amax(-1), 1e-12)", "AMP503"),
-        ("(h * h).mean() + 1e-9", "AMP503"),
+        ("(h.abs() * 2).mean() + 1e-9", "AMP503"),
         ("torch.einsum('bi,bj->ij', h, h).add(1e-10)", "AMP503"),
         ("F.binary_cross_entropy(torch.sigmoid(h), x)", "AMP315"),
         ("nn.BCELoss(reduction='sum')(torch.sigmoid(h), x)", "AMP315"),
