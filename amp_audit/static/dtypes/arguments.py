@@ -28,7 +28,6 @@ from amp_audit.static.dtypes.values import (
     Table,
     Tensor,
     Value,
-    as_tensor,
     options,
 )
 
@@ -56,6 +55,9 @@ def dtype_of(value: Value) -> DType:
     if isinstance(value, Const) and isinstance(value.value, str):
         name = NAMES.get(value.value.removeprefix("torch."))
         return DType(frozenset({name}) if name else ANY, value.assumed)
+    if isinstance(value, External) and value.dotted.startswith("numpy."):
+        name = NAMES.get(value.dotted.removeprefix("numpy."))
+        return DType(frozenset({name}) if name else ANY)
     if isinstance(value, External) and value.dotted in ("builtins.float", "builtins.int", "builtins.bool"):
         name = value.dotted.removeprefix("builtins.")
         return DType(frozenset({"float64" if name == "float" else name}))
@@ -79,10 +81,12 @@ def cast_target(name: str, args: Sequence[Value], named: Named) -> DType | None:
     """The dtype that ``x.name(...)`` casts to; None if it is no cast."""
     if name in surface.CASTS and not args:
         return DType(frozenset({surface.CASTS[name]}))
-    if name not in ("to", "type"):
+    if name not in ("to", "type", "astype"):
         return None
     if "dtype" in named:
         return told_dtype(named)
+    if name == "astype" and args:
+        return dtype_of(args[0])
     for arg in args:
         if isinstance(arg, DType):
             return arg
@@ -182,17 +186,17 @@ def math_result(name: str, args: Sequence[Value]) -> Value:
 
 
 def new_tensor(args: Sequence[Value], named: Named) -> Value:
+    """``torch.tensor(...)`` and its kin: of literals, of a tensor, of something unknown."""
     told = told_dtype(named)
+    one = args[0] if args else NOTHING
+    number = one if isinstance(one, Const) and one.number is not None else None
     if told is not None:
-        return Tensor(told.dtypes, assumed=told.assumed)
-    literals = [value for arg in args[:1] for value in flat(arg)]
+        return Tensor(told.dtypes, assumed=told.assumed, scalar=isinstance(one, Const), filled=number)
+    literals = [*flat(one)] if args else []
     if literals and all(isinstance(value, Const) for value in literals):
         floats = any(isinstance(value.value, float) for value in literals if isinstance(value, Const))
-        one = args[0]
-        filled = one if isinstance(one, Const) and one.number is not None else None
-        return Tensor(FLOAT32 if floats else frozenset({"int"}), scalar=isinstance(one, Const), filled=filled)
-    found = as_tensor(args[0]) if args and isinstance(args[0], Tensor) else None
-    return found or Tensor()
+        return Tensor(FLOAT32 if floats else frozenset({"int"}), scalar=isinstance(one, Const), filled=number)
+    return one if isinstance(one, Tensor) else Tensor()
 
 
 def layers_in(args: Sequence[Value]) -> Iterable[Value]:

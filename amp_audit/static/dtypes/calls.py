@@ -212,6 +212,8 @@ class Calls(Evaluation):
     def _call_object(self, func: Object, args: Sequence[Value], named: Named, at: int) -> Value:
         method = self._method_of(func.cls, "forward") or self._method_of(func.cls, "__call__")
         cast = self.casts.get(func.id)
+        if not cast and self.is_module(func.cls) and not self._in_module():
+            self.foreign_call("model", args, named, at)
         if cast:
             self.weights.append(frozenset(dtype for one in cast for dtype in one.dtypes))
         try:
@@ -221,6 +223,11 @@ class Calls(Evaluation):
         finally:
             if cast:
                 self.weights.pop()
+
+    def _in_module(self) -> bool:
+        """Whether the code at hand is a model's own."""
+        bound = self.frame.bound if self.frames else None
+        return isinstance(bound, Object) and self.is_module(bound.cls)
 
     def _call_inherited(self, func: Object, args: Sequence[Value], at: int) -> Value:
         """A class of the project that takes its forward from a layer of torch."""

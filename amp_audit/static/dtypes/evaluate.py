@@ -145,7 +145,7 @@ class Evaluation(Models):
         base, index = self.eval(target.base), self.eval(target.index)
         if isinstance(base, Table) and isinstance(index, Const):
             self.bind(target.base, base.put(index.value, value), at)
-        elif isinstance(base, Tensor) and _picks(index):
+        elif isinstance(base, Tensor) and _picks(index) and isinstance(value, Tensor) and not value.scalar:
             self.apply("index_put_", [base, index, value], {}, at)
         elif isinstance(base, Tensor):
             self.apply("setitem_", [base, value], {}, at)

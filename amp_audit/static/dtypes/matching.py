@@ -6,9 +6,10 @@ What a detector may ask for, all of which must hold:
 ``takes``     conditions on its tensors, each met by another one: ``dtype``; ``origin`` (region, cast, model);
               ``last``, the op that computed it; ``foreign``, the half type that the region does not have
 ``lacks``     dtypes that none of its tensors may have
-``constant``  a number it is given: ``argument`` (names), ``beyond`` or ``reaches`` (finfo.max), ``rounds_to``
+``constant``  a number it is given: ``argument`` (names), and what ``_constant_fits`` knows
 ``region``    ``live``, ``disabled``, ``policy`` (the op list it is on), ``dtype``
 ``whole``     whether it reduces all of its tensor
+``in_place``  whether it writes into its first tensor
 ``outputs``   whether what models out of sight return counts as low precision; it does not unless said
 ``at``        where the finding stands: the ``op``, the ``call`` that leads to it from the region, or the ``region``
 """
@@ -36,6 +37,7 @@ _KINDS: Mapping[str, type] = {
     "lacks": list,
     "outputs": bool,
     "whole": bool,
+    "in_place": bool,
 }
 
 
@@ -77,7 +79,7 @@ class _Match:
 def _match(use: Use, detector: Detector) -> _Match | None:
     """Whether an op is what a detector looks for."""
     options = detector.options
-    if not _region_fits(use, options.get("region")) or options.get("whole", use.scalar) is not use.scalar:
+    if not _region_fits(use, options.get("region")) or not _form_fits(use, options):
         return None
     taken = _taken(use, options.get("takes", ()))
     if taken is None or any(tensor.dtypes & {*options.get("lacks", ())} for tensor in use.tensors):
@@ -93,6 +95,11 @@ def _match(use: Use, detector: Detector) -> _Match | None:
     dtype = halves[0] if "inputs" not in options and halves else found.dtype
     by = next((tensor.by for tensor in taken if tensor.low and tensor.by), use.by)
     return _Match("float16" if dtype == LOW else dtype, found.constant, sure, guessed, by)
+
+
+def _form_fits(use: Use, options: Mapping[str, object]) -> bool:
+    in_place = surface.in_place(use.op)
+    return options.get("whole", use.scalar) is use.scalar and options.get("in_place", in_place) is in_place
 
 
 def _surely(dtypes: Dtypes, wanted: Mapping[str, object]) -> bool:
@@ -117,10 +124,15 @@ def _computing(use: Use, detector: Detector) -> _Match | None:
         return next((_Match("float16" if dtype == LOW else dtype, None, sure) for dtype in sorted(dtypes)), None)
     for dtype in sorted(dtypes):
         concrete = "float16" if dtype == LOW else dtype
-        for name, value in use.numbers:
+        for name, value in use.numbers or _unknown(constant):
             if _constant_fits(name, value, constant, concrete):
-                return _Match(concrete, value, sure)
+                return _Match(concrete, value if use.numbers else None, sure)
     return None
+
+
+def _unknown(wanted: Mapping[str, object]) -> tuple[tuple[str, Const], ...]:
+    """What stands for a number that the code does not tell: ``unless_known`` says that it is taken to be large."""
+    return (("end", Const.of(math.inf)),) if wanted.get("unless_known") else ()
 
 
 def _taken(use: Use, wanted: Sequence[Mapping[str, object]]) -> list[Tensor] | None:
@@ -179,7 +191,8 @@ def _listed_as(op: str, device: str) -> str | None:
 
 def _constant_fits(name: str, value: Const, wanted: Mapping[str, object], dtype: str) -> bool:
     """``argument`` (names), ``beyond: finfo.max`` (finite, yet larger than the dtype holds), ``reaches: finfo.max``
-    (as large as it holds), ``rounds_to`` (another number than itself, in the dtype)."""
+    (as large as it holds), ``inexact: integers`` (beyond those that the dtype holds all of), ``rounds_to`` (another
+    number than itself, in the dtype)."""
     number = value.number
     arguments = wanted.get("argument")
     if number is None or (isinstance(arguments, list) and name not in arguments):
@@ -189,6 +202,8 @@ def _constant_fits(name: str, value: Const, wanted: Mapping[str, object], dtype:
         return math.isfinite(number) and abs(number) > largest
     if wanted.get("reaches") == "finfo.max":
         return math.isfinite(number) and abs(number) == largest
+    if "inexact" in wanted:
+        return abs(number) > 2.0 ** {"float16": 11, "bfloat16": 8}.get(dtype, 53)
     target = wanted.get("rounds_to")
     return dtype in HALVES and number != target and rounded(number, dtype) == target
 

@@ -74,6 +74,24 @@ _EPS = {
 """The optimizers of torch that divide by a state to which they add eps, and its default."""
 _SETS_DEFAULT = frozenset({"torch.set_default_dtype", "torch.set_default_tensor_type"})
 _MODEL_KINDS = (Layer, Object, Opaque)
+_NUMPY_FLOATS = frozenset(
+    {
+        *(
+            "zeros",
+            "ones",
+            "eye",
+            "linspace",
+            "logspace",
+            "rand",
+            "randn",
+            "random",
+            "normal",
+            "uniform",
+            "standard_normal",
+        )
+    }
+)
+"""Functions of NumPy that make arrays of float64."""
 _TELLING = frozenset({"parameters", "named_parameters", "train", "eval", "zero_grad"})
 """Methods by whose calls a model is known, whatever made it."""
 
@@ -245,11 +263,21 @@ class Models(Operations):
             return args[0]
         if dotted.startswith(KEEPS_MASTER_WEIGHTS):
             self._managed(args, named)
+        if root == "numpy" or root.startswith("numpy."):
+            return self._numpy(last, args, named, at)
         if last in ("finfo", "iinfo"):
             return finfo(args, named)
         if dotted == "copy.deepcopy":
             return Opaque((self.path, at)) if args and isinstance(args[0], _MODEL_KINDS) else (args or [NOTHING])[0]
         return self._function(dotted, last, args, named, at)
+
+    def _numpy(self, name: str, args: Sequence[Value], named: Named, at: int) -> Value:
+        """An array of NumPy, whose floats are float64 unless it is told otherwise; or a tensor made one."""
+        if name in ("asarray", "array", "ascontiguousarray") and args and isinstance(args[0], Tensor):
+            return self.apply("numpy", args[:1], {}, at)
+        if name not in _NUMPY_FLOATS:
+            return NOTHING
+        return Tensor(dtype_of(named["dtype"]).dtypes if "dtype" in named else frozenset({"float64"}))
 
     def _managed(self, args: Sequence[Value], named: Named) -> None:
         for value in (*args, *named.values()):

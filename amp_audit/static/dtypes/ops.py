@@ -130,11 +130,13 @@ class Operations(abc.ABC):
             _filled(name, effect, tensors, numbers),
         )
         self._use(op, result, numbers, tensors, at)
-        return self._shaped(op, name, effect, result, named)
+        return NOTHING if effect == "complex" else self._shaped(op, name, effect, result, named)
 
     def _tensor_arguments(self, name: str, args: Sequence[Value], named: Named) -> list[Value]:
         """The arguments that can be tensors: those that are not known to be sizes and options."""
         parameters = ("input", *surface.PARAMETERS.get(name, ()))
+        if name in surface.WITH_SOURCE:
+            return [inner for value in (*args, *named.values()) for inner in flat(value)]
         if surface.EFFECTS.get(name) in ("same", "like", "pair", "many"):
             given = [*args[:1], *(named[key] for key in ("input", "self", "x") if key in named and not args)]
             return [inner for value in given for inner in flat(value)]
@@ -167,6 +169,8 @@ class Operations(abc.ABC):
             return Tensor(told.dtypes, assumed=told.assumed)
         if effect == "bool":
             return Tensor(frozenset({"bool"}))
+        if effect == "complex":
+            return Tensor(self._listed(name, tensors))
         if effect in ("int", "integers"):
             return Tensor(frozenset({"int"}))
         if effect == "factory":
@@ -371,6 +375,8 @@ def _filled(
 ) -> Const | None:
     """The constant that some elements of a result are: what they are filled with, or what a mask is multiplied by."""
     own = {key: value for key, value in numbers if value.number is not None}
+    if name == "arange":
+        return own.get("end", own.get("start"))
     for key in ("value", "fill_value"):
         if key in own and name in ("masked_fill", "fill", "full", "full_like", "new_full", "index_fill"):
             return own[key]

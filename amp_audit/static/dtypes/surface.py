@@ -13,13 +13,26 @@ from typing import Literal
 from amp_audit import policy
 
 Effect = Literal[
-    "same", "listed", "promote", "bool", "int", "pair", "many", "factory", "integers", "like", "number", "shape"
+    "same",
+    "listed",
+    "promote",
+    "bool",
+    "int",
+    "pair",
+    "many",
+    "factory",
+    "integers",
+    "like",
+    "number",
+    "shape",
+    "complex",
 ]
 """What an op returns.
 
 ``same``: the dtype of its first tensor. ``listed``: what the op lists say. ``promote``: the widest of its tensors.
 ``pair``: (same, integers). ``many``: several of the same. ``factory``: float32 unless told. ``integers``: int unless
-told. ``like``: the dtype of its first tensor unless told. ``number``: a Python number. ``shape``: sizes.
+told. ``like``: the dtype of its first tensor unless told. ``number``: a Python number. ``shape``: sizes. ``complex``:
+numbers of another kind than its tensor's.
 """
 
 _MOVES = """
@@ -62,6 +75,10 @@ _EFFECTS: Mapping[Effect, str] = {
     "like": """
         zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full
         new_tensor
+    """,
+    "complex": """
+        fft_fft fft_fft2 fft_fftn fft_rfft fft_rfft2 fft_rfftn fft_ifft fft_ifft2 fft_ifftn fft_irfft fft_irfft2
+        fft_irfftn fft_hfft fft_ihfft stft istft complex polar view_as_complex linalg_eig linalg_eigvals numpy
     """,
     "number": "item numel dim nelement element_size tolist ndimension",
     "shape": "size stride",
@@ -138,6 +155,21 @@ RESHAPING = frozenset(
 )
 """Ops that may give dimensions to a tensor that has none."""
 
+WITH_SOURCE = frozenset(
+    {"scatter", "scatter_reduce", "index_add", "index_copy", "index_reduce", "masked_scatter", "lerp"}
+)
+"""Ops that return the dtype of their first tensor and want the others to have it too."""
+
+_NO_HALF_NAMES = """
+    linalg_inv linalg_inv_ex linalg_cholesky linalg_cholesky_ex linalg_svd linalg_svdvals linalg_eigh linalg_eigvalsh
+    linalg_eig linalg_eigvals linalg_qr linalg_det linalg_slogdet linalg_pinv linalg_matrix_rank linalg_cond linalg_lu
+    linalg_lu_factor linalg_ldl_factor linalg_solve linalg_lstsq linalg_solve_triangular inverse cholesky svd qr det
+    logdet slogdet pinverse geqrf cholesky_inverse cholesky_solve triangular_solve quantile nanquantile ctc_loss
+    pca_lowrank svd_lowrank cdist pdist polar complex view_as_complex
+"""
+_NO_HALF_KERNEL = frozenset(_NO_HALF_NAMES.split())
+"""Ops that have no kernel for float16 or bfloat16 (torch 2.13.0); they give what they are given, or raise."""
+
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "masked_fill": ("mask", "value"),
     "fill": ("value",),
@@ -162,6 +194,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "minimum": ("other",),
     "where": ("self", "other"),
     "setitem": ("value",),
+    "arange": ("start", "end"),
     "index_put": ("indices", "value"),
 }
 """The parameters after the tensor, of ops that take a constant in the tensor's dtype."""
@@ -169,7 +202,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 DEFAULTS: Mapping[str, Mapping[str, float]] = {"normalize": {"eps": 1e-12}}
 """Constants that an op takes when none is given."""
 
-WITHOUT_TENSOR = frozenset({"full"})
+WITHOUT_TENSOR = frozenset({"full", "arange"})
 """Functions whose first argument is no tensor: all are parameters."""
 
 CASTS: Mapping[str, str] = {
@@ -325,9 +358,11 @@ def kind_of(op: str, device: str) -> policy.Kind | None:
 def effect_of(op: str, device: str = "cuda") -> Effect | None:
     """What an op returns; None if nobody knows."""
     name = canonical(op)
+    found = EFFECTS.get(name)
+    if found == "complex":
+        return found
     if kind_of(name, device) is not None:
         return "listed"
-    found = EFFECTS.get(name)
-    if found is None and (kind_of(name, "cuda") or kind_of(name, "cpu")):
+    if found is None and (kind_of(name, "cuda") or kind_of(name, "cpu") or name in _NO_HALF_KERNEL):
         return "listed"
     return found
