@@ -53,20 +53,22 @@ def trace(
     scaler: Any = None,
     *,
     sample: str | int = "default",
+    deep: str | int = "default",
     steps: int | None = None,
 ) -> AbstractContextManager[Traced]:
     """Record the training steps of this process while the context is open; it yields where (``.folder``). Needs torch.
 
     What was built before the context is known by its first use; given here, it has its name from the first step on.
-    ``sample``: ``"default"``, ``"all"`` or N (every Nth step); ``steps``: no more than so many. Raises RuntimeError
-    while another recording is open.
+    ``sample``: ``"default"``, ``"all"`` or N (every Nth step); ``deep``: which of the recorded ones run
+    their operators again in float32: ``"default"``, ``"all"``, ``"none"`` or N; ``steps``: no more than so many.
+    Raises RuntimeError while another recording is open.
     """
     from amp_audit import supervisor
     from amp_audit.runtime import context
     from amp_audit.trace import ranks
 
     folder = supervisor.trace_folder(supervisor.Recording(), ranks.member())
-    return context.trace(folder, model, optimizer, scaler, str(sample), steps)
+    return context.trace(folder, model, optimizer, scaler, str(sample), str(deep), steps)
 
 
 def load_trace(folder: str | Path) -> Sequence[Trace]:

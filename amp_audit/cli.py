@@ -290,6 +290,13 @@ def _add_recording(parser: _Parser) -> None:
         metavar="default|all|N",
         help="steps whose ops are recorded: every one up to 50, then fewer; all; every Nth",
     )
+    group.add_argument(
+        "--deep",
+        type=_deep,
+        default="default",
+        metavar="default|all|none|N",
+        help="recorded steps whose ops run again in float32: the 2nd and every 10th; all; none; every Nth",
+    )
     group.add_argument("--continue", dest="go_on", action="store_true", help="let the program run on after --steps")
     group.add_argument("--trace", type=Path, metavar="DIR", help="where the trace goes (.amp-audit/<time>-<pid>)")
 
@@ -333,6 +340,12 @@ def _count_or_all(word: str) -> int | None:
     if not word.isdigit() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is neither a number from 1 nor all")
     return int(word)
+
+
+def _deep(word: str) -> str:
+    if word not in ("default", "all", "none") and not (word.isdigit() and int(word) >= 1):
+        raise argparse.ArgumentTypeError(f"{word!r} is neither default, all, none nor a number from 1")
+    return word
 
 
 def _sample(word: str) -> str:
@@ -384,7 +397,7 @@ def _target(program: tuple[str, list[str]]) -> Target:
 def _recording(options: argparse.Namespace) -> Recording:
     from amp_audit.supervisor import Recording
 
-    return Recording(options.steps, options.sample, options.go_on, options.trace, options.emulate)
+    return Recording(options.steps, options.sample, options.deep, options.go_on, options.trace, options.emulate)
 
 
 def _configured(options: argparse.Namespace) -> Configuration:

@@ -38,6 +38,7 @@ class Recording:
 
     steps: int | None = 20
     sample: str = "default"
+    deep: str = "default"
     go_on: bool = False
     trace: Path | None = None
     emulate: str | None = None
@@ -66,6 +67,7 @@ def request(target: Target, recording: Recording, folder: Path, watch: Path | No
         trace_dir=folder,
         steps=recording.steps,
         sample=recording.sample,
+        deep=recording.deep,
         go_on=recording.go_on,
         watch=watch,
         emulate=recording.emulate,

@@ -33,6 +33,7 @@ class Config:
     trace_dir: str
     steps: int | None = None
     sample: str = "default"
+    deep: str = "default"
     go_on: bool = False
     watch: str | None = None
     watch_until: float = 0.0

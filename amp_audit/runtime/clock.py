@@ -22,6 +22,15 @@ class Plan:
     deep: bool = False
 
 
+def parse_deep(text: str) -> str | int:
+    """``"default"``, ``"all"``, ``"none"``, or N >= 1 for every Nth recorded step. Raises ``ValueError`` otherwise."""
+    if text in ("default", "all", "none"):
+        return text
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise ValueError(f"deep must be default, all, none or a number of recorded steps, not {text!r}")
+
+
 def parse_sample(text: str) -> str | int:
     """``"default"``, ``"all"``, or N >= 1 for every Nth step. Raises ``ValueError`` for anything else."""
     if text in ("default", "all"):
@@ -38,12 +47,13 @@ class Clock:
     A step ends when an optimizer that already stepped in it steps (or skips) again: one optimizer makes a step a call,
     a generator and a discriminator together make one. ``steps`` is how many are wanted, None for all.
 
-    Deep are the second recorded step (the first one also sets up what the later ones reuse) and every tenth, and the
-    one after an anomaly; the first when only one step is wanted.
+    Deep by default are the second recorded step (the first one also sets up what the later ones reuse) and every
+    tenth, and the one after an anomaly; the first when only one step is wanted.
     """
 
     steps: int | None = None
     sample: str | int = "default"
+    deep: str | int = "default"
     step: int = 0
     built: int = 0
     _stepped: set[int] = field(default_factory=set)
@@ -98,8 +108,14 @@ class Clock:
             self._chosen = number
             self._count += 1
             self._dense += self._after_anomaly(number)
-        deep = self._count == 2 or self._count % 10 == 0 or self.steps == 1 or number == self._odd + 1 > 0
-        return Plan(recorded=True, deep=deep)
+        return Plan(recorded=True, deep=self._is_deep(number))
+
+    def _is_deep(self, number: int) -> bool:
+        if self.deep in ("all", "none"):
+            return self.deep == "all"
+        if isinstance(self.deep, int):
+            return (self._count - 1) % self.deep == 0
+        return self._count == 2 or self._count % 10 == 0 or self.steps == 1 or number == self._odd + 1 > 0
 
     def _after_anomaly(self, number: int) -> bool:
         return 0 <= self._odd < number <= self._odd + DENSE_STEPS

@@ -20,7 +20,9 @@ class Traced:
 
 
 @contextmanager
-def trace(folder: Path, model: Any, optimizer: Any, scaler: Any, sample: str, steps: int | None) -> Iterator[Traced]:
+def trace(
+    folder: Path, model: Any, optimizer: Any, scaler: Any, sample: str, deep: str, steps: int | None
+) -> Iterator[Traced]:
     """Record until the context is left, ``steps`` optimizer steps at most; the program itself is never stopped.
 
     ``model``, ``optimizer`` and ``scaler`` may have been built before; given, they have their names from the first
@@ -32,7 +34,7 @@ def trace(folder: Path, model: Any, optimizer: Any, scaler: Any, sample: str, st
         return
     if session.current is not None:
         raise RuntimeError("this process is being recorded already")
-    own = session.Session(Config(str(folder), steps=steps, sample=sample, go_on=True, main=True))
+    own = session.Session(Config(str(folder), steps=steps, sample=sample, deep=deep, go_on=True, main=True))
     own.begin()
     if model is not None:
         own.places.modules.name(model)

@@ -43,6 +43,7 @@ class Request:
     trace_dir: Path
     steps: int | None = 20
     sample: str = "default"
+    deep: str = "default"
     go_on: bool = False
     watch: Path | None = None
     emulate: str | None = None
@@ -158,7 +159,7 @@ def _in_foreground() -> bool:
 
 
 def start(request: Request) -> Running:
-    """Start the program. Raises ``LaunchError`` when there is nothing to start, ``ValueError`` for a bad ``sample``."""
+    """Start the program. Raises ``LaunchError`` when there is nothing to start."""
     if not request.command:
         raise LaunchError("no program was given")
     folder = _writable(request.trace_dir)
@@ -166,6 +167,7 @@ def start(request: Request) -> Running:
         trace_dir=str(folder),
         steps=request.steps,
         sample=request.sample,
+        deep=request.deep,
         go_on=request.go_on,
         watch=None if request.watch is None else str(request.watch.resolve()),
         watch_until=time.time() + WATCH_WAIT,

@@ -3,7 +3,7 @@
 ``signals`` sees the training protocol, ``recording`` the operators, and here their reports become steps of a trace. A
 part of a step lasts from one beginning of an iteration (the first forward, region or backward after an optimizer
 stepped) to the next, so that what follows the optimizer (``scaler.update``, ``zero_grad``) is counted with it. It is
-written when it is over.
+written when the optimizer has stepped, and what follows when it is over: the reader puts the two together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from amp_audit import __version__
 from amp_audit.events import Kind
 from amp_audit.runtime import lines
 from amp_audit.runtime.attach import Config
-from amp_audit.runtime.clock import Clock, parse_sample
+from amp_audit.runtime.clock import Clock, parse_deep, parse_sample
 from amp_audit.runtime.place import Places
 from amp_audit.runtime.recording import Recording, unseen
 from amp_audit.runtime.tracebacks import Hooks
@@ -68,7 +68,7 @@ class Session:
 
     def _fresh(self) -> None:
         """Nothing was seen yet in this process."""
-        self.clock = Clock(self.config.steps, parse_sample(self.config.sample))
+        self.clock = Clock(self.config.steps, parse_sample(self.config.sample), parse_deep(self.config.deep))
         self.plan = self.clock.begin()
         self.writer = Writer(Path(self.config.trace_dir), self._complain)
         self.record = StepRecord(0, recorded=self.plan.recorded, deep=self.plan.deep)
@@ -170,7 +170,7 @@ class Session:
             self._start_recording()
         if len(self.record.events) >= _MANY_EVENTS and self._pending is None:
             with self._guard("writing"):
-                self._relieve()
+                self._write_down()  # in a process that does not train this drops it
 
     def number(self, number: Number) -> None:
         """Add a measured number to the step in progress."""
@@ -202,6 +202,9 @@ class Session:
             return
         self._thread = threading.get_ident()
         self._pending = self.clock.optimizer_stepped(id(optimizer))
+        if self.clock.complete():
+            with self._guard("writing"):
+                self._write_down()
         self.places.modules.outermost = self._iteration_begins
         if not self.recording.active and self.clock.begin().recorded:
             self._start_recording()
@@ -220,12 +223,23 @@ class Session:
         if self._enough and (self._world() == 1 or _trains(module)):
             self._end_recording()
 
+    def _write_down(self) -> None:
+        """Write what there is of a part of a step that goes on: a process may end without warning."""
+        deep, recorded, stepped = self.record.deep, self.record.recorded, self._pending is not None
+        self._write_part(stepped)
+        self.record = StepRecord(0, recorded=recorded, deep=deep, notes=self.record.notes)
+        if self.recording.active:
+            self.recording.step_begin(deep=deep)
+
     def _finish_part(self) -> None:
         """Write the part of a step that is over."""
+        self._write_part(self._pending is not None)
+        self._pending = None
+        self.places.modules.outermost = None
+
+    def _write_part(self, stepped: bool) -> None:
         record, self.record = self.record, StepRecord(0, recorded=False)
         record.step = self._pending or max(1, self.clock.step)
-        stepped, self._pending = self._pending is not None, None
-        self.places.modules.outermost = None
         self._busy = True
         try:
             with unseen():
@@ -265,14 +279,6 @@ class Session:
         with self._guard("recording"):
             self.recording.start()
             self.recording.step_begin(deep=self.plan.deep)
-
-    def _relieve(self) -> None:
-        """Write a part of a step that has grown too long; drop it in a process that does not train."""
-        deep, recorded = self.record.deep, self.record.recorded
-        self._finish_part()
-        self.record = StepRecord(0, recorded=recorded, deep=deep)
-        if self.recording.active:
-            self.recording.step_begin(deep=deep)
 
     # The end
 

@@ -32,7 +32,7 @@ FORWARD, RECOMPUTE, BACKWARD, OPTIMIZING, OTHER = range(5)  # indices of PHASES
 ACCUMULATE = 2**64 - 1
 """The sequence number of the nodes that add to ``.grad``."""
 
-GENERATIONS = 4
+GENERATIONS = 8
 """For so many parts of steps the sites of autograd nodes are kept: a graph may be older than the step it is used in."""
 
 _peek = torch._C._autograd._get_sequence_nr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amp_audit.runtime.clock import DENSE_BUDGET, DENSE_STEPS, Clock, Plan, parse_sample
+from amp_audit.runtime.clock import DENSE_BUDGET, DENSE_STEPS, Clock, Plan, parse_deep, parse_sample
 
 
 def run(clock: Clock, calls: str) -> list[int]:
@@ -99,6 +99,20 @@ def test_few_steps_are_deep() -> None:
     assert sampled == [2, 250]
     after = [number for number, plan in plans(Clock(20), 20, (6, 13)).items() if plan.deep]
     assert after == [2, 7, 10, 14, 20]
+
+
+def test_as_many_steps_are_deep_as_the_user_says() -> None:
+    def deep(word: str, sample: str = "all") -> list[int]:
+        clock = Clock(None, parse_sample(sample), parse_deep(word))
+        return [number for number, plan in plans(clock, 9, (4,)).items() if plan.deep]
+
+    assert deep("all") == list(range(1, 10))
+    assert deep("none") == []
+    assert deep("4") == [1, 5, 9]
+    assert deep("2", sample="3") == [1, 5, 7]  # of the steps 1, 4, 5 to 7 (after the anomaly)
+    for text in ("0", "some", "-1", ""):
+        with pytest.raises(ValueError, match="deep must be"):
+            parse_deep(text)
 
 
 def test_both_parts_of_a_step_are_treated_alike() -> None:
