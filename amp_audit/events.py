@@ -77,14 +77,15 @@ class Event:
     ``contents`` are the kinds of state a save or load holds: model, optimizer, scaler.
     ``site`` is where a scaler was built, the same for every scaler that one constructor call makes.
     ``skipped`` says of a step through a scaler that an inf was found (only a run knows).
-    ``given`` says of an update that the caller set the new scale, which needs no inf checks.
+    ``given`` says of an update that the caller set the new scale, which needs no inf checks, and of a scheduler's step
+    that it was told where it stands.
     ``early`` says of an iteration that it ended by continue or return.
     ``detached`` says of a backward that the loss is a leaf of its own, so that no parameter gets a gradient.
     ``divided`` holds what the loss of a backward may have been divided by, besides what normalises it anyway.
     ``boundaries`` are, of a step or a zero_grad, the boundary tests that had come true when it happened, and of the end
     of an iteration those that had not come true in it. Only the code knows them.
-    ``sometimes`` says of a zero_grad that it depends on something that changes from iteration to iteration, ``loops``
-    in which loops it stands.
+    ``sometimes`` says of a zero_grad that it depends on something that changes from iteration to iteration, of a
+    scheduler's step that it depends on whether the optimizer stepped. ``loops`` are the loops around.
     ``read`` names, for a reading of the scale and for a division by it, where the scale was read.
     """
 

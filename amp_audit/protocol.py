@@ -26,10 +26,13 @@ Table = tuple[tuple[Id, V], ...]
 
 @dataclass(frozen=True, slots=True)
 class Scaler:
-    """One GradScaler. ``round``: unknown | open (nothing checked since the last update) | checked."""
+    """One GradScaler. ``round``: unknown | open (nothing checked since the last update) | checked. ``whole``: all that
+    happened to it since it was built is known.
+    """
 
     site: Id | None = None
     round: str = "unknown"
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class State:
     links: Table[tuple[Id, ...]] = ()  # optimizer -> owners
     scalers: Table[Scaler] = ()
     stepped_by: Table[Id] = ()  # optimizer -> the scaler that last stepped it
+    stepped: tuple[tuple[Id, ...], bool] | None = None  # by a scaler in this iteration: in which loops, and if skipped
     reads: Table[str] = ()  # (scaler, where its scale was read) -> fresh | stale: updated since
     regions: tuple[Region, ...] = ()
     ever: frozenset[str] = frozenset()
@@ -118,6 +122,7 @@ def join(one: State, two: State) -> State:
         links=tuple(pair for pair in one.links if pair in two.links),
         scalers=_join(one.scalers, two.scalers, lambda a, b: a if a == b else Scaler(a.site), Scaler()),
         stepped_by=tuple(pair for pair in one.stepped_by if pair in two.stepped_by),
+        stepped=one.stepped if one.stepped == two.stepped else None,
         reads=tuple(pair for pair in one.reads if pair in two.reads),
         regions=one.regions if one.regions == two.regions else (),
         ever=one.ever | two.ever,
@@ -132,8 +137,9 @@ def forget(state: State) -> State:
         owners=tuple((owner, unknown) for owner, _ in state.owners),
         phases=tuple((key, "unknown") for key, _ in state.phases),
         left=(),
+        stepped=None,
         reads=(),
-        scalers=tuple((key, replace(scaler, round="unknown")) for key, scaler in state.scalers),
+        scalers=tuple((key, replace(scaler, round="unknown", whole=False)) for key, scaler in state.scalers),
         stepped_by=(),
     )
 
@@ -229,7 +235,7 @@ def _change(state: State, owners: Iterable[Id], change: Callable[[Gradients], Gr
 
 
 def _scaler_new(state: State, event: Event, facts: dict[str, object]) -> State:
-    return replace(state, scalers=put(state.scalers, event.scaler, Scaler(event.site, "open")))
+    return replace(state, scalers=put(state.scalers, event.scaler, Scaler(event.site, "open", whole=True)))
 
 
 def _optimizer_new(state: State, event: Event, facts: dict[str, object]) -> State:
@@ -294,7 +300,7 @@ def _phase(state: State, event: Event) -> str:
 def _never_scaled(state: State, event: Event) -> bool:
     """Whether a scaler that is known from its beginning has no scale yet: the first ``scale`` makes it."""
     scaler = get(state.scalers, event.scaler)
-    return scaler is not None and scaler.round != "unknown" and "scale" not in state.ever
+    return scaler is not None and scaler.whole and "scale" not in state.ever
 
 
 def _left(state: State, event: Event) -> str:
@@ -355,6 +361,7 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
     before = get(state.stepped_by, event.optimizer)
     facts["scaler_replaced"] = before is not None and before != event.scaler and _same_site(state, before, event.scaler)
     spent = replace(spent, stepped_by=put(spent.stepped_by, event.optimizer, event.scaler))
+    spent = replace(spent, stepped=(event.loops, event.skipped))
     return _checked(spent, event, "stepped", facts)
 
 
@@ -477,7 +484,16 @@ def _iteration_end(state: State, event: Event, facts: dict[str, object]) -> Stat
     for key, _ in fresh:
         left = put(left, key, "early" if event.early else "fell")
     owners = tuple((name, gradients.carried_on(held, event)) for name, held in state.owners)
-    return replace(state, owners=owners, left=left)
+    return replace(state, owners=owners, left=left, stepped=None)
+
+
+def _scheduler_step(state: State, event: Event, facts: dict[str, object]) -> State:
+    """``after``: a step of the scaler in the same iteration, which may have been skipped (step) or was (skipped)."""
+    loops, skipped = state.stepped or ((None,), False)
+    together = event.loops[: len(loops)] == loops
+    facts.update(after=("skipped" if skipped else "step") if together else "none")
+    facts.update(sometimes=event.sometimes, given=event.given)
+    return state
 
 
 def _load(state: State, event: Event, facts: dict[str, object]) -> State:
@@ -504,6 +520,7 @@ _HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
     Kind.GRAD_WRITE: _grad_write,
     Kind.STEP: _step,
     Kind.UPDATE: _update,
+    Kind.SCHEDULER_STEP: _scheduler_step,
     Kind.ZERO_GRAD: _zero_grad,
     Kind.WEIGHT_WRITE: _weight_write,
     Kind.CACHE_CLEAR: _cache_clear,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_audit.events import Event, Kind, Via
-from amp_audit.protocol import ANYONE, State, advance, get, join
+from amp_audit.protocol import ANYONE, State, advance, forget, get, join
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
@@ -435,6 +435,26 @@ def test_the_dtype_of_a_loss_survives_until_the_step() -> None:
     assert run([*start, backward(True, "m", dtype="bfloat16"), step])[-1]["forward_dtype"] == "bfloat16"
     mixed = [backward(True, "m", dtype="bfloat16"), backward(True, "m", dtype="float16")]
     assert run([*start, *mixed, step])[-1]["forward_dtype"] is None
+
+
+def test_what_came_before_is_not_known_to_be_nothing() -> None:
+    unscale = Event(Kind.UNSCALE, scaler="s", optimizer="o")
+    step = Event(Kind.STEP, scaler="s", optimizer="o", via=Via.SCALER)
+    start, _ = advance(State(), scaler_new())
+    assert advance(start, unscale)[1]["raises"]
+    later, facts = advance(forget(start), unscale)
+    assert not facts["raises"]
+    assert not advance(later, step)[1]["raises"]
+
+
+def test_a_schedule_follows_the_step_of_its_own_iteration() -> None:
+    step = Event(Kind.STEP, scaler="s", optimizer="o", via=Via.SCALER, loops=(1, 2))
+    inner, outer = Event(Kind.SCHEDULER_STEP, loops=(1, 2)), Event(Kind.SCHEDULER_STEP, loops=(1,))
+    start = [scaler_new(), optimizer_new(), backward(True, "m"), step]
+    assert run([*start, inner])[-1]["after"] == "step"
+    assert run([*start, Event(Kind.SCHEDULER_STEP, loops=(1, 2, 3))])[-1]["after"] == "step"
+    assert run([*start, outer])[-1]["after"] == "none"
+    assert run([*start, Event(Kind.ITERATION_END), inner])[-1]["after"] == "none"
 
 
 EVENTS = st.builds(

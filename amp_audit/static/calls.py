@@ -6,6 +6,7 @@ import abc
 from collections import Counter
 from collections.abc import Iterable
 
+from amp_audit.events import Event, Kind
 from amp_audit.hazards import Watch
 from amp_audit.protocol import forget
 from amp_audit.static import ir, project
@@ -13,7 +14,7 @@ from amp_audit.static.effects import Effects
 from amp_audit.static.evaluate import Evaluator, Results, fresh
 from amp_audit.static.evaluate import named as called
 from amp_audit.static.flow import Flow
-from amp_audit.static.hot import Heat
+from amp_audit.static.hot import Heat, is_scheduler
 from amp_audit.static.values import (
     NONE,
     Func,
@@ -112,6 +113,8 @@ class Caller(Evaluator):
         if not self._may_visit(func):
             world.state = forget(world.state)
             return [(self.effects.result(func, node, args, named, world), world)]
+        if func.function.name == "step" and func.cls is not None and is_scheduler(func.cls.cls.name):
+            self.emit(world, Event(Kind.SCHEDULER_STEP, given=bool(args or named)), node.at)
         return self.follow(func, node.at, args, named, world)
 
     def _may_visit(self, func: Func) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from amp_audit.static import ir, project
 from amp_audit.static.algebra import combine, comparison, descaled, display, merged, subscript, unary, with_item
 from amp_audit.static.boundaries import Boundaries
 from amp_audit.static.hot import Heat, dotted
+from amp_audit.static.traverse import names_in
 from amp_audit.static.values import (
     GRADIENT,
     NONE,
@@ -41,6 +43,9 @@ from amp_audit.static.world import Frame, Place, World, short, split, truth_of
 if TYPE_CHECKING:
     from amp_audit.static.effects import Effects
 
+SKIP = re.compile(r"skip|overflow|(^|_)(inf|scale)(_|$)|finite|stepped|success|step_was|was_step", re.IGNORECASE)
+"""How code speaks of whether the scaler left a step out."""
+
 Results = list[tuple[Value, World]]
 MAX_UNROLL = 4
 
@@ -62,6 +67,7 @@ class Evaluator(abc.ABC):
         self.boundaries = Boundaries()
         self.unsteady = False  # whether a test that was decided since this was reset changes from round to round
         self._loops: list[int] = []
+        self._tests: list[ir.Expr] = []  # of the branches around
         self._guards = [0]  # for each loop around: how many such tests stand between it and here
         self._yielding: list[Callable[[World], list[World]]] = []
 
@@ -76,14 +82,22 @@ class Evaluator(abc.ABC):
     # Events
 
     def emit(self, world: World, event: events.Event, at: int, path: str | None = None) -> None:
-        if event.kind in (events.Kind.STEP, events.Kind.ZERO_GRAD):
-            reached = self.boundaries.reached(world)
-            event = replace(event, boundaries=reached, sometimes=self._guards[-1] > 0, loops=tuple(self._loops))
+        event = self._placed(event, world)
         place = (path or world.frame.module.path, at)
         world.state, world.trail, found = self.watch.take(world.state, event, place, world.trail)
         self.happened.add(event)
         self.hazards += found
         world.dead = world.dead or world.trail.raises
+
+    def _placed(self, event: events.Event, world: World) -> events.Event:
+        """An event with what the tests and loops around it say."""
+        if event.kind in (events.Kind.STEP, events.Kind.ZERO_GRAD):
+            reached = self.boundaries.reached(world)
+            return replace(event, boundaries=reached, sometimes=self._guards[-1] > 0, loops=tuple(self._loops))
+        if event.kind is events.Kind.SCHEDULER_STEP:
+            asked = any(SKIP.search(word) for test in self._tests for word in names_in(test))
+            return replace(event, sometimes=asked, loops=tuple(self._loops))
+        return event
 
     # Names
 

@@ -35,8 +35,14 @@ _COMMON = frozenset(
 ) - {"update"} | {"state_dict", "load_state_dict", "chunk", "unsqueeze", "reshape", "resize", "size", "view"}
 """Methods that nearly everything has: a call of one says little about whose it is."""
 
+_SCHEDULER = re.compile(r"sched|warmup|(^|_)lr_?decay", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^Adam|^SGD", re.IGNORECASE)
 _SCALER = re.compile(r"scaler", re.IGNORECASE)
+
+
+def is_scheduler(name: str) -> bool:
+    """Whether something is called a learning-rate scheduler."""
+    return bool(_SCHEDULER.search(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,8 @@ class Vocabulary:
         if self.called & {"step", "parameters"} and any(map(_OPTIMIZER.search, self.words)):
             return True
         if "grad" in self.words and self.words & _HOLDERS:
+            return True
+        if "step" in self.called and any(map(is_scheduler, self.words)):
             return True
         return bool(self.called & {"step", "update", "scale"}) and any(map(_SCALER.search, self.words))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from amp_audit.static import ir
 from amp_audit.static.contexts import NO_GRAD_NAMES
 from amp_audit.static.lineage import UNCACHED, argument, dtype_of, known, owners_of, together
 from amp_audit.static.methods import Methods
-from amp_audit.static.traverse import walk
+from amp_audit.static.traverse import names_in
 from amp_audit.static.values import (
     NONE,
     Condition,
@@ -223,7 +222,7 @@ class Library(Methods):
         given = [item for item in inside(outputs) if isinstance(item, Tensor)]
         whole = together(given, None) if given else Tensor(doubt=isinstance(outputs, Symbol) and outputs.param)
         scaled = None if whole.doubt else whole.scaled is not None
-        if not any(map(_FIELD.search, _spoken(node))):
+        if not any(_FIELD.search(name) for arg in node.args for name in names_in(arg.value)):
             event = Event(Kind.AUTOGRAD_GRAD, scaler=whole.scaled, scaled=scaled, dtype=whole.dtype)
             self.walker.emit(world, event, node.at)
         return whole if given else self.result(External("torch.autograd.grad"), node, args, named, world)
@@ -234,13 +233,6 @@ class Library(Methods):
         kind = Kind.GRAD_READ if endless else Kind.CLIP
         self.walker.emit(world, Event(kind, owners=known(owners_of(parameters))), node.at)
         return [(Symbol("norm", "", True), world)]
-
-
-def _spoken(node: ir.Call) -> Iterator[str]:
-    """The names in the arguments of a call."""
-    for inner in (inner for arg in node.args for inner in walk(arg.value)):
-        if isinstance(inner, (ir.Name, ir.Attr)):
-            yield inner.id if isinstance(inner, ir.Name) else inner.name
 
 
 def _says_cpu(name: str, node: ir.Call) -> bool:

@@ -12,6 +12,7 @@ from amp_audit.static import ir
 from amp_audit.static.algebra import combine, descaled
 from amp_audit.static.contexts import Contexts
 from amp_audit.static.ducks import OWNING, SCALER_NAME, tail, tail_of
+from amp_audit.static.hot import is_scheduler
 from amp_audit.static.lineage import (
     FROZEN,
     UNCACHED,
@@ -53,6 +54,7 @@ from amp_audit.static.world import World, short
 if TYPE_CHECKING:
     from amp_audit.static.evaluate import Results
 
+_OF_SCALERS = frozenset({"scale", "unscale_", "step", "update", "is_enabled", "state_dict", "get_scale"})
 _OPERATORS = {"div": "/", "div_": "/", "true_divide": "/", "mul": "*", "mul_": "*"}
 SAME = frozenset({"to", "cuda", "cpu", "train", "eval", "requires_grad_", "half", "float", "bfloat16", "double", "xpu"})
 
@@ -70,7 +72,7 @@ class Methods(Contexts):
             return self._optimizer(base.id, name, node, args, named, world)
         if isinstance(base, Scheduler):
             if name == "step":
-                self.walker.emit(world, Event(Kind.SCHEDULER_STEP), node.at)
+                self.walker.emit(world, Event(Kind.SCHEDULER_STEP, given=bool(args or named)), node.at)
             return [(self._state_dict(name, "scheduler") or NONE, world)]
         if isinstance(base, Instance):
             return self._model(base.id, base, name, node, args, named, world)
@@ -305,18 +307,13 @@ class Methods(Contexts):
         name = node.func.name
         if name == "backward" and self._is_loss(base, world):
             return self._backward(base, node, world)
-        if self.is_scaler(base, world) and name in (
-            "scale",
-            "unscale_",
-            "step",
-            "update",
-            "is_enabled",
-            "state_dict",
-            "get_scale",
-        ):
+        if self.is_scaler(base, world) and name in _OF_SCALERS:
             return self._duck_scaler(base, name, node, args, named, world)
         if name in ("step", "zero_grad", "state_dict") and self.is_optimizer(base, world):
             return self._optimizer(base.key, name, node, args, named, world)
+        if name == "step" and is_scheduler(tail(base)):
+            self.walker.emit(world, Event(Kind.SCHEDULER_STEP, given=bool(args or named)), node.at)
+            return [(NONE, world)]
         if name in OWNING:
             base = self.whole(base, world)
         if name in OWNING or (name in SAME | {"zero_grad", "clip_grad_norm_"} and self.is_model(base, world)):
@@ -324,7 +321,7 @@ class Methods(Contexts):
         if name == "zero_grad":  # of whatever it is
             self.walker.emit(world, Event(Kind.ZERO_GRAD, owners=None), node.at)
         if name == "state_dict":
-            return [(StateDict("scheduler" if "sched" in tail(base).lower() else "model"), world)]
+            return [(StateDict("scheduler" if is_scheduler(tail(base)) else "model"), world)]
         return self._call_unknown(callee, node, args, named, world)
 
     def _base_of(self, callee: Symbol, func: ir.Attr) -> Symbol:

@@ -25,6 +25,15 @@ def walk(node: ir.Expr) -> Iterator[ir.Expr]:
         stack.extend(reversed(children(found)))
 
 
+def names_in(node: ir.Expr) -> Iterator[str]:
+    """The identifiers in an expression, those of attributes included."""
+    for inner in walk(node):
+        if isinstance(inner, ir.Name):
+            yield inner.id
+        elif isinstance(inner, ir.Attr):
+            yield inner.name
+
+
 def expressions(node: ir.Stmt) -> Sequence[ir.Expr]:
     """The expressions that stand directly in a statement, in order, not those of statements nested in it.
 

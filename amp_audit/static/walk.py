@@ -147,10 +147,12 @@ class Walker(Caller):
         decided = self.decide(statement.test, world)
         unsteady = self.unsteady
         self._guards[-1] += unsteady
+        self._tests.append(statement.test)
         for true, after in decided:
             arm = self.block(statement.body if true else statement.orelse, [after])
             flow.leave(arm)
             flow.fall += arm.fall
+        self._tests.pop()
         self._guards[-1] -= unsteady
 
     def _cold_if(self, statement: ir.If, world: World, flow: Flow) -> None:
@@ -160,7 +162,9 @@ class Walker(Caller):
         """
         before = world.decided()
         decided = self.decide(statement.test, world)
+        self._tests.append(statement.test)
         arms = [self.block(statement.body if true else statement.orelse, [after]).fall for true, after in decided]
+        self._tests.pop()
         ends = [after for arm in arms for after in arm[:1]]
         if not ends:
             return
