@@ -1,8 +1,9 @@
-"""libcst expressions -> ``static.ir`` expressions. ``lowering`` adds the statements."""
+"""libcst expressions -> ``static.ir`` expressions. ``concrete`` adds the statements."""
 
 from __future__ import annotations
 
 import ast
+import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import libcst as cst
 
 from amp_audit.static import ir
+from amp_audit.static.scoping import Scoping
 
 _CONSTANT_NAMES = {"None": None, "True": True, "False": False}
 _BINARY = {
@@ -47,23 +49,8 @@ class BadLiteral(Exception):
         self.node = node
 
 
-class Expressions:
-    """One walk over the expressions of a module.
-
-    ``nodes[n]`` is the libcst node of ordinal n. ``words`` are the identifiers seen in the current function so far,
-    ``yields`` whether it is a generator, ``prefix`` what the qualified name of a nested definition begins with.
-    """
-
-    def __init__(self) -> None:
-        self.nodes: list[cst.CSTNode] = []
-        self.words: set[str] = set()
-        self.yields = False
-        self.prefix = ""
-
-    def at(self, node: cst.CSTNode) -> int:
-        """The next ordinal, given to ``node``."""
-        self.nodes.append(node)
-        return len(self.nodes) - 1
+class Expressions(Scoping[cst.CSTNode]):
+    """One walk over the expressions of a module."""
 
     def expr(self, node: cst.CSTNode) -> ir.Expr:
         found: ir.Expr = _TABLE[type(node)](self, node)
@@ -75,7 +62,7 @@ class Expressions:
     # Names and literals
 
     def name(self, node: cst.Name) -> ir.Expr:
-        word = node.value
+        word = identifier(node)
         if word in _CONSTANT_NAMES:
             return ir.Const(self.at(node), _CONSTANT_NAMES[word])
         self.words.add(word)
@@ -83,7 +70,7 @@ class Expressions:
 
     def attribute(self, node: cst.Attribute) -> ir.Expr:
         at = self.at(node)
-        word = node.attr.value
+        word = identifier(node.attr)
         self.words.add(word)
         return ir.Attr(at, self.expr(node.value), word)
 
@@ -177,7 +164,7 @@ class Expressions:
         for node in nodes:
             keyword = None
             if node.keyword is not None:
-                keyword = node.keyword.value
+                keyword = identifier(node.keyword)
                 self.words.add(keyword)
             found.append(ir.Arg(self.expr(node.value), keyword, node.star))
         return tuple(found)
@@ -186,7 +173,7 @@ class Expressions:
         at = self.at(node)
         base = self.expr(node.value)
         elements = node.slice
-        if len(elements) == 1 and not isinstance(elements[0].comma, cst.Comma):
+        if len(elements) == 1 and not isinstance(elements[0].comma, cst.Comma) and not _is_starred(elements[0].slice):
             return ir.Subscript(at, base, self._index(elements[0].slice))
         several = self.at(elements[0])
         items = tuple(self._index(element.slice) for element in elements)
@@ -263,21 +250,7 @@ class Expressions:
         made = ir.Function(inner, "<lambda>", qualname, params, body, is_generator=is_generator, words=words)
         return ir.Lambda(at, made)
 
-    # Definitions: what statements and lambdas share
-
-    def enter(self, name: str, *, is_function: bool) -> tuple[set[str], bool, str, str]:
-        """Begin a nested definition; what it returns is for ``leave``."""
-        outside = (self.words, self.yields, self.prefix, self.prefix + name)
-        self.words, self.yields = set(), False
-        self.prefix += f"{name}.<locals>." if is_function else f"{name}."
-        return outside
-
-    def leave(self, outside: tuple[set[str], bool, str, str]) -> str:
-        """End it, its words added to those outside; returns its qualified name."""
-        words, self.yields, self.prefix, qualname = outside
-        words |= self.words
-        self.words = words
-        return qualname
+    # What statements and lambdas share
 
     def parameters(self, node: cst.Parameters) -> tuple[ir.Param, ...]:
         found = [self._parameter(p, "positional") for p in (*node.posonly_params, *node.params)]
@@ -291,7 +264,16 @@ class Expressions:
     def _parameter(self, node: cst.Param, kind: str) -> ir.Param:
         default = self.optional(node.default)
         annotation = self.optional(node.annotation.annotation) if node.annotation else None
-        return ir.Param(node.name.value, kind, default, annotation)
+        return ir.Param(identifier(node.name), kind, default, annotation)
+
+
+def identifier(node: cst.Name) -> str:
+    """A name as Python reads it: some characters are other ways to write the same one."""
+    return node.value if node.value.isascii() else unicodedata.normalize("NFKC", node.value)
+
+
+def _is_starred(node: cst.BaseSlice) -> bool:
+    return isinstance(node, cst.Index) and bool(node.star)
 
 
 def _string_pieces(node: cst.ConcatenatedString) -> list[Any]:

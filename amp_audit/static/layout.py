@@ -129,6 +129,14 @@ class Layout:
             folder = os.path.dirname(folder)
             yield folder
 
+    def _is_inside(self, folder: str) -> bool:
+        return folder == self.root or folder.startswith(self.root.rstrip(os.sep) + os.sep)
+
+    def _own_name(self, path: str) -> str | None:
+        """The name of the package that a file lies in, of which the project may be a part."""
+        package = self.package(path)
+        return os.path.basename(package) if package is not None else None
+
     def relative(self, path: str, dots: int) -> str:
         """The folder that ``dots`` leading dots mean in the file ``path``."""
         folder = os.path.dirname(os.path.abspath(path))
@@ -146,6 +154,8 @@ class Layout:
             return None
         mere_folder = None
         for start in self.starts(path):
+            if not self._is_inside(start) and name != self._own_name(path):
+                continue  # beside the project lie others: an environment's packages, other checkouts
             found = self.child(start, name)
             if found is None or os.path.abspath(found) == os.path.abspath(path):
                 continue

@@ -189,14 +189,3 @@ def test_the_order_of_files_does_not_matter(tmp_path: Path) -> None:
     expected = check(paths, BOOK).findings
     random.Random(1).shuffle(paths)
     assert check(paths, BOOK).findings == expected
-
-
-def test_many_files_are_lowered_the_same_in_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for rule in BOOK.rules.values():
-        for number, example in enumerate(rule.examples):
-            (tmp_path / f"{rule.id}_{number}.py").write_text(example.code)
-    (tmp_path / "broken.py").write_text("autocast(\n")
-    one = check([tmp_path], BOOK)
-    monkeypatch.setattr("amp_audit.static.loading._WORTH_A_PROCESS", 0)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert check([tmp_path], BOOK) == one

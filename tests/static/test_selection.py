@@ -51,6 +51,13 @@ def test_survivors_their_imports_and_training_code_that_uses_them(tmp_path: Path
     assert context == set() and skipped == 3
 
 
+def test_what_lies_beside_the_project_is_none_of_it(tmp_path: Path) -> None:
+    lay(tmp_path, other__init=AMP, pkg__init="", pkg__above="x = 1")
+    paths = lay(tmp_path, pkg__sub__init="", pkg__sub__train=AMP + "import other\nfrom pkg import above\n")
+    found = select(paths, str(tmp_path / "pkg" / "sub"), triggers(BOOK))
+    assert set(found.context) == {str(tmp_path / "pkg" / "__init__.py"), str(tmp_path / "pkg" / "above.py")}
+
+
 def test_imports_outside_what_was_asked_for_are_context(tmp_path: Path) -> None:
     paths = lay(
         tmp_path, train=AMP + "from lib import tools", lib__init="", lib__tools="from . import deep", lib__deep=""
