@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from amp_audit import reading
-from amp_audit.model import Finding, Fix
+from amp_audit.model import Fix
 from amp_audit.reading import Scope
 from amp_audit.report.content import Report
 from amp_audit.settings import Configuration
@@ -41,39 +42,76 @@ class Mended:
 def mend(paths: Sequence[Path], configuration: Configuration, scope: Scope | None = None, *, unsafe: bool) -> Mended:
     """Make the repairs of what ``check`` reports, in memory; ``unsafe``: also those that change what a program does.
 
-    Raises TargetError when a path does not exist or nothing there is Python, SettingsError as ``check`` does.
+    A repair after which its file has as many findings as before is taken back. Raises TargetError when a path does not
+    exist or nothing there is Python, SettingsError as ``check`` does.
     """
-    report = reading.check(paths, configuration, scope)
-    done = Mended(report, report.exit_code)
+    work = _Work(lambda contents: reading.check(paths, configuration, scope, contents), unsafe)
     for _ in range(MAX_ROUNDS):
-        if not _round(done, unsafe):
+        if not work.round():
             break
-        done.report = reading.check(paths, configuration, scope, done.after)
-    done.report = replace(done.report, fixed=done.count)
-    return done
+    work.done.report = replace(work.done.report, fixed=work.done.count)
+    return work.done
 
 
-def _round(done: Mended, unsafe: bool) -> bool:
-    """Make all repairs that do not get in each other's way; whether there was one."""
-    from amp_audit.static.fixes import apply
+class _Work:
+    """Repairs in progress. ``singly`` are the files in which repairs are made one at a time, since together some did
+    not help; ``useless`` are repairs that did not help by themselves."""
 
-    wanted = [finding.fix for finding in done.report.findings if finding.fix and (unsafe or finding.fix.safe)]
-    progress = False
-    for path, fixes in apply.by_path(apply.compatible(wanted)).items():
-        data = done.after[path] if path in done.after else Path(path).read_bytes()
-        new, made = apply.rewrite(path, data, fixes)
-        if made and new != data:
-            done.before.setdefault(path, data)
-            done.after[path] = new
-            done.count += _mends(made, done.report.findings)
-            progress = True
-    return progress
+    def __init__(self, check: Callable[[Mapping[str, bytes]], Report], unsafe: bool) -> None:
+        self._check = check
+        self._unsafe = unsafe
+        self._singly: set[str] = set()
+        self._useless: set[tuple[object, ...]] = set()
+        report = check({})
+        self.done = Mended(report, report.exit_code)
+
+    def round(self) -> bool:
+        """Make all repairs that do not get in each other's way; whether there was one to try."""
+        from amp_audit.static.fixes import apply
+
+        done = self.done
+        made: dict[str, list[Fix]] = {}
+        contents = dict(done.after)
+        for path, fixes in apply.by_path(apply.compatible(self._wanted())).items():
+            data = done.after[path] if path in done.after else Path(path).read_bytes()
+            new, own = apply.rewrite(path, data, fixes[:1] if path in self._singly else fixes)
+            self._useless.update(_key(each) for each in fixes[: 1 if path in self._singly else None] if each not in own)
+            if own and new != data:
+                done.before.setdefault(path, data)
+                contents[path], made[path] = new, own
+        if made:
+            self._keep_what_helps(contents, made)
+        return bool(made)
+
+    def _wanted(self) -> Iterator[Fix]:
+        for finding in self.done.report.findings:
+            each = finding.fix
+            if each is not None and (each.safe or self._unsafe) and _key(each) not in self._useless:
+                yield each
+
+    def _keep_what_helps(self, contents: dict[str, bytes], made: Mapping[str, list[Fix]]) -> None:
+        report = self._check(contents)
+        before, after = _by_file(self.done.report), _by_file(report)
+        vain = [path for path in made if after[path] >= before[path]]
+        for path in vain:
+            contents[path] = self.done.after.get(path, self.done.before[path])
+            if path in self._singly or len(made[path]) == 1:
+                self._useless.update(map(_key, made[path]))
+            self._singly.add(path)
+        helpful = {each for path, fixes in made.items() if path not in vain for each in fixes}
+        self.done.count += sum(finding.fix in helpful for finding in self.done.report.findings)
+        self.done.after = contents
+        self.done.report = self._check(contents) if vain else report
 
 
-def _mends(made: Sequence[Fix], findings: Sequence[Finding]) -> int:
-    """How many findings are mended by repairs: several can share one."""
-    chosen = set(made)
-    return sum(finding.fix in chosen for finding in findings)
+def _key(fix: Fix) -> tuple[object, ...]:
+    """A repair by what it does, wherever its lines have moved to."""
+    return (fix.description, *((edit.path, edit.cell, edit.column, edit.text) for edit in fix.edits))
+
+
+def _by_file(report: Report) -> Counter[str]:
+    """How many findings each file has."""
+    return Counter(finding.location.path for finding in report.findings if finding.location is not None)
 
 
 def write(done: Mended) -> None:

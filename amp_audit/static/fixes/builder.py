@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from amp_audit.model import Edit, Fix
 from amp_audit.static.findings import File
-from amp_audit.static.fixes import api
+from amp_audit.static.fixes import api, dtypes, order
 from amp_audit.static.fixes.draft import Draft, Unfixable
 from amp_audit.static.origins import Origins
 from amp_audit.static.project import Project
@@ -17,6 +17,15 @@ _REPAIRS: Mapping[str, Callable[[RawFinding, Draft], Fix]] = {
     "AMP101": api.deprecated,
     "AMP103": api.positional,
     "AMP104": api.bad_argument,
+    "AMP202": order.unscale_before,
+    "AMP203": order.step_through_scaler,
+    "AMP204": order.scale_before_backward,
+    "AMP205": order.update_after,
+    "AMP302": order.backward_after,
+    "AMP315": dtypes.with_logits,
+    "AMP401": dtypes.without_cast,
+    "AMP501": dtypes.largest_of_dtype,
+    "AMP803": order.through_accelerator,
 }
 
 

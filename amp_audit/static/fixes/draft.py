@@ -125,10 +125,10 @@ class Draft:
         place = self.position(at)
         return self.edit(place.end_line, place.end_column, place.end_line, place.end_column, text)
 
-    def statement_before(self, node: ir.Stmt, code: str) -> Edit:
-        """Insert a statement on a line of its own before ``node``."""
+    def statement_before(self, node: ir.Stmt, code: str, then: str = "") -> Edit:
+        """Insert a line before ``node``, and ``then`` before the node on its own line."""
         place = self.position(node.at)
-        return self.edit(place.line, place.column, place.line, place.column, f"{code}\n{self.indent(node)}")
+        return self.edit(place.line, place.column, place.line, place.column, f"{code}\n{self.indent(node)}{then}")
 
     def statement_after(self, node: ir.Stmt, code: str) -> Edit:
         """Insert a statement on a line of its own behind ``node``, and behind the comment on its line."""
@@ -148,13 +148,12 @@ class Draft:
         return before
 
     def without_statement(self, node: ir.Stmt) -> Edit:
-        """Take a statement out, with its line; ``pass`` takes the place of the only one of a body."""
+        """Take a statement out, with its line and the comment there; ``pass`` is put for the only one of a body."""
         place = self.position(node.at)
         if self._is_alone(node):
             return self.replace(node.at, "pass")
         self.indent(node)
-        rest = self.lines[place.end_line - 1][place.end_column - 1 :]
-        if rest.strip():
+        if not _REST_OF_LINE.match(self.lines[place.end_line - 1][place.end_column - 1 :]):
             raise Unfixable("something else stands on the line")
         return self.edit(place.line, 1, place.end_line + 1, 1, "")
 
