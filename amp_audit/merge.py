@@ -15,7 +15,7 @@ from pathlib import Path
 from amp_audit import policy
 from amp_audit.model import Confidence, Evidence, Finding, Location, Related, Severity, Verdict
 from amp_audit.rulebook import Rule, Rulebook
-from amp_audit.trace.schema import OpRow, Place, Trace
+from amp_audit.trace.schema import EventRow, OpRow, Place, Trace
 
 LOW = frozenset({"float16", "bfloat16"})
 Line = tuple[str, int]
@@ -131,8 +131,9 @@ def _told(seen: Finding) -> Evidence:
 class Run:
     """What a run says about lines of code: which were reached, and under which conditions.
 
-    ``scaler``: some enabled GradScaler scaled a loss. ``regions``: low-precision dtypes of enabled autocast regions.
-    ``policy`` / ``release``: whose autocast lists were in force, of which torch version.
+    ``off``: lines at which only regions that are off were entered. ``scaler``: some enabled GradScaler scaled a loss.
+    ``regions``: low-precision dtypes of enabled autocast regions. ``policy`` / ``release``: whose autocast lists were
+    in force, of which torch version.
     """
 
     steps: int
@@ -143,6 +144,7 @@ class Run:
     regions: frozenset[str]
     policy: str
     release: str
+    off: frozenset[Line] = frozenset()
 
     def ran(self, place: Location) -> bool | None:
         """Whether a line of ``place`` was reached; None when nothing would have told."""
@@ -176,9 +178,15 @@ def observe(traces: Sequence[Trace]) -> Run | None:
         watched=all(trace.header.flags.get("watch") for trace in trained),
         scaler=any(event.kind == "backward" and event.scaled for event in events),
         regions=frozenset(event.dtype for event in entered if event.dtype in LOW),
+        off=frozenset(_lines_entered(events, False) - _lines_entered(events, True)),
         policy=header.policy,
         release=header.torch.partition("+")[0],
     )
+
+
+def _lines_entered(events: Iterable[EventRow], enabled: bool) -> set[Line]:
+    entered = (event for event in events if event.kind == "region_enter" and event.enabled is enabled)
+    return {line for event in entered for line in _lines_at(event.place)}
 
 
 def _lines_at(place: Place) -> set[Line]:
@@ -217,15 +225,18 @@ def _lacking(rule: Rule, place: Location, run: Run) -> str:
         return "no enabled GradScaler scaled a loss in this run"
     if "region" in needs and not run.regions:
         return "no enabled autocast region was entered in this run"
+    if any(line in run.off for line in _lines_of(place)):
+        return "the autocast region there was off in this run"
     rows = run.at(place) if "dtype" in needs else []
+    differing = sorted({name for row in rows if (name := _treated_otherwise(row, run))})
+    elsewhere = f"under the autocast lists of {run.policy}, and CUDA's treat {', '.join(differing)} otherwise"
+    if differing and "ban" in needs:
+        return elsewhere
     if any(_exercises(row, rule) for row in rows):
         return ""
     if rows and not any(_is_low(row) for row in rows):
         return "nothing at this line was computed in low precision"
-    differing = sorted({name for row in rows if (name := _treated_otherwise(row, run))})
-    if differing:
-        return f"under the autocast lists of {run.policy}, and CUDA's treat {', '.join(differing)} otherwise"
-    return ""
+    return elsewhere if differing else ""
 
 
 def _is_low(row: OpRow) -> bool:
@@ -255,6 +266,10 @@ def _needs(rule: Rule) -> frozenset[str]:
     for detector in rule.static:
         if detector.kind == "op":
             needs.add("dtype")
+            if "banned" in str(detector.options.get("region", "")):
+                needs.add("ban")
+        if detector.kind == "call" and "torch.amp.GradScaler.step" in detector.targets:
+            needs.add("scaler")
         if detector.kind != "event":
             continue
         facts = {str(value) for _, values in detector.when for value in values}

@@ -19,7 +19,8 @@ DETECTOR_KEYS: Mapping[str, frozenset[str]] = {
     "call": frozenset({"arguments", "when"}),
     "constant": frozenset({"when"}),
     "config": frozenset({"equals", "files"}),
-    "measure": frozenset({"over", "under", "when"}),
+    "measure": frozenset({"over", "under", "named", "when"}),
+    "raised": frozenset(),
     "check": frozenset({"reason"}),
 }
 """The kinds of detectors and the keys each may have beside its own; ``COMMON_KEYS`` go with every kind."""

@@ -42,6 +42,10 @@ BOOK = Rulebook(
             rule("AMP512", runtime={"measure": "nonfinite"}),
             rule("AMP514", runtime={"measure": "lost"}),
             rule("AMP303", "warning", yields_to=["AMP302"], runtime={"event": "step"}),
+            rule("AMP315", refutable=True, runtime={"raised": "unsafe"},
+                 static={"op": "binary_cross_entropy", "region": {"policy": "banned"}}),
+            rule("AMP104", static={"call": "autocast"}, runtime={"raised": "must be"}),
+            rule("AMP803", static={"call": "backward"}, confirmed_by=["AMP202"]),
             rule("AMP701", "warning", static={"event": "save"}),
         )
     }
@@ -186,6 +190,25 @@ def test_the_op_that_a_rule_speaks_of_decides_not_its_neighbours_in_the_line() -
     assert one(found("AMP501"), happened).verdict is Verdict.NOT_EXERCISED
 
 
+def test_what_only_another_device_bans_is_not_acquitted_here() -> None:
+    loss = run(ops={5: op("aten.binary_cross_entropy", "float32")}, policy="cpu")
+    result = one(found("AMP315"), loss)
+    assert result.verdict is Verdict.NOT_EXERCISED and "CUDA's treat binary_cross_entropy" in result.note
+
+
+def test_a_region_that_was_off_acquits_nobody() -> None:
+    happened = replace(run(5), off=frozenset({(HERE, 5)}))
+    for rule in ("AMP104", "AMP315"):
+        result = one(found(rule), happened)
+        assert result.verdict is Verdict.NOT_EXERCISED and "was off" in result.note
+    assert one(found("AMP104"), run(5)).verdict is Verdict.STATIC
+
+
+def test_a_backward_that_bypasses_accelerate_is_confirmed_by_what_it_leaves() -> None:
+    (result,) = merged([found("AMP803", 5)], [found("AMP202", 5)], run(5))
+    assert (result.rule, result.verdict) == ("AMP803", Verdict.CONFIRMED)
+
+
 def low_op(name: str) -> OpRow:
     return OpRow("forward", name, ("float16",), "float16", Place(HERE, 5), "float16", calls=1)
 
@@ -250,6 +273,7 @@ def test_observe_reads_lines_conditions_and_policy() -> None:
     assert seen is not None
     assert {line for _, line in seen.lines} == {3, 4, 5, 11}
     assert (seen.scaler, seen.regions, seen.policy, seen.watched) == (True, {"float16"}, "cpu", True)
+    assert {line for _, line in seen.off} == {4}
     assert seen.ran(Location(HERE, 5)) is True and seen.ran(Location(HERE, 6)) is False
 
 

@@ -44,7 +44,8 @@ def trace(
         own.signals.adopt_scaler(scaler)
     try:
         yield Traced(folder)
-    except BaseException:
+    except BaseException as error:
+        own.died(error)
         own.close("failed")
         raise
     own.close("finished")

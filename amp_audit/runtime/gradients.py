@@ -36,12 +36,16 @@ class Gradients:
         wrap(torch.optim.Optimizer, "zero_grad", self._optimizer_zero_grad)
         wrap(torch.nn.Module, "zero_grad", self._module_zero_grad)
 
+    def finish(self) -> None:
+        """Nothing is left to tell."""
+
     def _backward(self, original: Call) -> Call:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             if not self._teller.on() or torch._C._current_graph_task_id() != -1:
                 original(tensors, grad_tensors, *args, **kwargs)
                 return
             self._teller.thread = threading.get_ident()
+            self._teller.backwards += 1
             before: Snapshot | None = None
             losses: tuple[tuple[bool | None, ...], int | None] = ((None,), None)
             detached = False

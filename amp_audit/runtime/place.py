@@ -129,6 +129,19 @@ class Places:
             return Place()
         return self.place(self.site(frame, self.modules.current(), 0))
 
+    def of_error(self, error: BaseException) -> Place:
+        """Where an error was raised: the innermost line outside torch that it went through."""
+        found: tuple[CodeType, int] | None = None
+        user: tuple[CodeType, int] | None = None
+        step = error.__traceback__
+        while step is not None:
+            code = step.tb_frame.f_code
+            if self.kind(code) == USER:
+                found = (code, step.tb_lasti)
+                user = found if not _installed(code) else user
+            step = step.tb_next
+        return Place() if found is None else self._resolve(Site(*found, 0, user, False))
+
     def _outwards(self, frame: FrameType) -> tuple[tuple[CodeType, int] | None, bool]:
         """The innermost frame outside installed packages, and whether an optimizer is at work further out."""
         user: tuple[CodeType, int] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from amp_audit.events import Kind
 from amp_audit.runtime.dtypes import LOW, short
 from amp_audit.runtime.owners import low_dtype
 from amp_audit.runtime.teller import Teller
+from amp_audit.trace.schema import Number, Place
 
 Autocast = torch.amp.autocast_mode.autocast
 Call = Callable[..., Any]
@@ -25,17 +27,46 @@ class Regions:
         self._entered = 0
         self._leaving = False
         self._in_forward = False
+        self._unused: dict[tuple[str | None, int | None, int | None], tuple[Place, int]] = {}
+        self._built: weakref.WeakKeyDictionary[Autocast, Place] = weakref.WeakKeyDictionary()
+        self._used: set[tuple[str | None, int | None, int | None]] = set()
 
     def install(self) -> None:
         wrap = self._teller.patches.wrap
+        wrap(Autocast, "__init__", self._region_new)
         wrap(Autocast, "__enter__", self._region_enter)
         wrap(Autocast, "__exit__", self._region_exit)
         wrap(torch, "clear_autocast_cache", self._clear_cache)
         wrap(torch.nn.Module, "__call__", self._module_call)
         wrap(torch.nn.Module, "load_state_dict", self._load_state_dict)
 
+    def finish(self) -> None:
+        """Tell of the places whose regions nothing entered."""
+        for spot, (place, built) in self._unused.items():
+            if spot not in self._used:
+                self._teller.host.number(Number("region_unused", place=place, values={"built": built}))
+
+    def _region_new(self, original: Call) -> Call:
+        def __init__(region: Autocast, *args: Any, **kwargs: Any) -> None:
+            original(region, *args, **kwargs)
+            if self._teller.on():
+                with self._teller.quiet("autocast's constructor"):
+                    place = self._teller.host.places.here()
+                    self._built[region] = place
+                    built = self._unused.get(_spot(place), (place, 0))[1]
+                    self._unused[_spot(place)] = (place, built + 1)
+                    wanted = args[2] if len(args) > 2 else kwargs.get("enabled", True)
+                    if wanted is True and not region._enabled and region.fast_dtype not in LOW and not built:
+                        number = Number("dtype_refused", place=place, dtype=short(region.fast_dtype))
+                        self._teller.host.number(number)
+
+        return __init__
+
     def _region_enter(self, original: Call) -> Call:
         def __enter__(region: Autocast) -> Any:
+            place = self._built.get(region)
+            if place is not None:
+                self._used.add(_spot(place))
             result = original(region)
             if self._teller.mine():
                 with self._teller.quiet("autocast"):
@@ -134,6 +165,10 @@ class Regions:
             return result
 
         return load_state_dict
+
+
+def _spot(place: Place) -> tuple[str | None, int | None, int | None]:
+    return place.path, place.line, place.column
 
 
 def _low(region: Autocast) -> bool:

@@ -34,6 +34,7 @@ from amp_audit.runtime.clock import Clock, parse_deep, parse_sample
 from amp_audit.runtime.place import Places
 from amp_audit.runtime.recording import Recording, unseen
 from amp_audit.runtime.tracebacks import Hooks
+from amp_audit.runtime.tracer import LONG_ERROR
 from amp_audit.trace.schema import VERSION, End, EventRow, Header, Number, StepRecord
 from amp_audit.trace.writer import Writer
 
@@ -111,6 +112,16 @@ class Session:
         self.recording.observe(Numerics(self, self.signals))
         self.recording.add(Weights(self, self.signals))
 
+    def died(self, error: BaseException) -> None:
+        """An error that the program did not catch ends what is recorded."""
+        with self._guard("the end"):
+            self._note_error(error)
+
+    def _note_error(self, error: BaseException | None) -> None:
+        if isinstance(error, Exception):
+            text = f"{type(error).__name__}: {error}".partition("\n")[0][:LONG_ERROR]
+            self.number(Number("raised", place=self.places.of_error(error), subject=text))
+
     def close(self, reason: str | None = None) -> None:
         """Write what is left and end the trace."""
         global current
@@ -120,6 +131,8 @@ class Session:
             current = None
             atexit.unregister(self.close)
         with self._guard("the end"):
+            self.signals.finish()
+            self._note_error(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
             self._finish_part()
         self._detach()
         if self._header is not None or self.config.main:

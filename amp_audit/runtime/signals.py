@@ -84,6 +84,12 @@ class Signals:
         with self._teller.quiet("a scaler"):
             self._scaler_new(scaler)
 
+    def finish(self) -> None:
+        """The recording is about to end: tell what only its end shows."""
+        with self._teller.quiet("the end"):
+            for part in self._parts:
+                part.finish()
+
     @property
     def current_scale(self) -> torch.Tensor | None:
         """The live scale of the scaler that scaled last, float32 with one element."""
@@ -211,6 +217,7 @@ class Signals:
             self._teller.host.optimizer_step(optimizer)
             self._gradients_ready(optimizer)
             self._scaler_step = False
+            before = self._teller.backwards
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
                 stepped = self._scaler_step
@@ -219,6 +226,9 @@ class Signals:
             with self._teller.quiet("scaler.step"):
                 if row is not None:
                     self._note_skip(scaler, optimizer, row, stepped)
+                if any(callable(argument) for argument in args):
+                    inside = {"backwards": self._teller.backwards - before}
+                    self._teller.host.number(Number("closure", place=self._teller.host.places.here(), values=inside))
             self._teller.host.optimizer_stepped(optimizer, skipped=row is not None and row.skipped)
             return result
 

@@ -20,7 +20,7 @@ from amp_audit.trace.schema import EventRow, Place
 class Teller:
     """Tells the session of events. ``thread`` is the one that trains: the latest to scale, to go backward or to step.
 
-    ``current_scale`` is the live scale tensor of the scaler that scaled last.
+    ``current_scale`` is the live scale tensor of the scaler that scaled last; ``backwards`` counts the outermost ones.
     """
 
     def __init__(self, host: Host) -> None:
@@ -31,6 +31,7 @@ class Teller:
         self.queue = Queue()
         self.thread = threading.get_ident()
         self.current_scale: torch.Tensor | None = None
+        self.backwards = 0
         self._failed: set[str] = set()
 
     def on(self) -> bool:

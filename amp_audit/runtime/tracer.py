@@ -45,7 +45,7 @@ _Tensor = torch.Tensor
 _MANY_ERRORS = 100
 """So many different errors of operators are kept in one part of a step: a program may live by catching them."""
 
-_LONG_ERROR = 200
+LONG_ERROR = 200
 
 _ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
 _INNER_TYPES = frozenset({"FakeTensor", "FunctionalTensor"})
@@ -125,7 +125,7 @@ class Book:
         if not isinstance(error, Exception) or len(self._raised) >= _MANY_ERRORS:
             return
         try:
-            key = (plan.name, site, phase, str(error).partition("\n")[0][:_LONG_ERROR])
+            key = (plan.name, site, phase, str(error).partition("\n")[0][:LONG_ERROR])
             self._raised.setdefault(key, tuple(map(short, plan.read(args, kwargs))))
         except Exception as own:
             self.broken(own)

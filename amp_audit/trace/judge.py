@@ -12,11 +12,13 @@ from dataclasses import replace
 from amp_audit.hazards import Hazard
 from amp_audit.model import Confidence, Evidence, Finding, Location, Related, Subject, Verdict
 from amp_audit.rulebook import Rulebook
+from amp_audit.trace import misuse
 from amp_audit.trace.measures import MEASURES, measured, numbers
 from amp_audit.trace.replay import Replay, replay, where
 from amp_audit.trace.schema import Place, Trace
 
 _SHOWN = 8
+_MEASURES = {**MEASURES, **misuse.MISUSES}
 
 
 def findings(traces: Sequence[Trace], book: Rulebook) -> list[Finding]:
@@ -37,7 +39,8 @@ def _of_process(trace: Trace, book: Rulebook) -> Iterable[Finding]:
         yield _told(hazard, losers, played, trace)
     for rule, detector in book.detectors("runtime", "measure"):
         for target in detector.targets:
-            yield from MEASURES[target](trace, rule, detector)
+            yield from _MEASURES[target](trace, rule, detector)
+    yield from misuse.raised(trace, book)
 
 
 def _of_rank(evidence: Iterable[Evidence], rank: int | None) -> tuple[Evidence, ...]:

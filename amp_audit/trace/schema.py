@@ -123,7 +123,11 @@ class Number:
     scale             per scaler (``subject``): before, after, skipped (0 or 1)
     clip              per call: norm as seen by the call, max_norm, and the loss scale in force
     loss              value, when it was finite
-    raised            an op that raised; ``subject`` is the first line of the error, ``dtype`` its first tensor's
+    raised            an op that raised; ``subject`` is the first line of the error, ``dtype`` its first tensor's;
+                      without ``op`` the error that ended the program, ``subject`` beginning with its type
+    closure           a scaler.step with a closure: backwards inside it
+    dtype_refused     an autocast region that is off because its device has no autocast in ``dtype``
+    region_unused     autocast objects of one place that nothing entered: built
     """
 
     name: str

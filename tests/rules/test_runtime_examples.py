@@ -34,10 +34,10 @@ CASES = [
 Found = set[tuple[object, str]]
 
 UNSEEN = {
-    ("AMP107", 2): "scaler(loss) raises before anything happens",
+    ("AMP105", 2): "the region is entered, if only around the constructor",
     ("AMP306", 4): "an operator refuses its inputs before it runs",
 }
-"""Examples whose error no event tells of; the report still shows how the program ended."""
+"""Examples whose mistake no event and no error tells of."""
 
 
 def ran(code: str, folder: Path) -> tuple[Found, Exception | None]:

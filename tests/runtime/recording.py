@@ -30,8 +30,8 @@ def recorded(run: Callable[[], object], folder: Path, *, sample: str = "all") ->
     try:
         run()
         reason = "finished"
-    except Exception:
-        pass
+    except Exception as error:
+        session.died(error)
     finally:
         session.close(reason)
     (trace,) = reader.read(folder / "trace")
