@@ -306,6 +306,9 @@ def _add_recording(parser: _Parser) -> None:
         metavar="cuda[:sm80]",
         help="run a program written for CUDA on the CPU, in CUDA's precision, as on a chip of that compute capability",
     )
+    group.add_argument(
+        "--dry-run", action="store_true", help="emulate one step of a model of any size, values left out"
+    )
 
 
 def _add_scope(parser: _Parser) -> None:
@@ -397,7 +400,8 @@ def _target(program: tuple[str, list[str]]) -> Target:
 def _recording(options: argparse.Namespace) -> Recording:
     from amp_audit.supervisor import Recording
 
-    return Recording(options.steps, options.sample, options.deep, options.go_on, options.trace, options.emulate)
+    device = options.emulate or ("cuda" if options.dry_run else None)
+    return Recording(options.steps, options.sample, options.deep, options.go_on, options.trace, device, options.dry_run)
 
 
 def _configured(options: argparse.Namespace) -> Configuration:

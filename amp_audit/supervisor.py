@@ -33,7 +33,8 @@ QUIET = 2.0
 class Recording:
     """How a program is recorded. ``steps`` None: to its end. ``go_on``: after ``steps`` only the recording stops.
 
-    ``emulate``: the device it is to see (``cuda``, ``cuda:sm80``); None: what is there.
+    ``emulate``: the device it is to see (``cuda``, ``cuda:sm80``); None: what is there; ``dry``: without arithmetic,
+    for one step.
     """
 
     steps: int | None = 20
@@ -42,6 +43,7 @@ class Recording:
     go_on: bool = False
     trace: Path | None = None
     emulate: str | None = None
+    dry: bool = False
 
 
 def trace_folder(recording: Recording, member: Member | None) -> Path:
@@ -65,12 +67,13 @@ def request(target: Target, recording: Recording, folder: Path, watch: Path | No
         kind=target.kind,
         command=target.command,
         trace_dir=folder,
-        steps=recording.steps,
+        steps=1 if recording.dry else recording.steps,
         sample=recording.sample,
         deep=recording.deep,
         go_on=recording.go_on,
         watch=watch,
         emulate=recording.emulate,
+        dry=recording.dry,
     )
 
 

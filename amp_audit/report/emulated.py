@@ -15,6 +15,11 @@ def story(header: Header) -> Iterator[str]:
     if header.emulated is None:
         return
     chip = parse(header.emulated).chip
+    if header.dry:
+        yield (
+            "DRY RUN of one step: operators, shapes, dtypes and casts are real, large tensors were not computed; what "
+            "needs values is missing (underflow, non-finite values, lost updates, the loss scale's course)"
+        )
     device = header.emulated.partition(":")[0].upper()
     yield (
         f"{device} WAS EMULATED on the CPU, as {chip.name} (compute capability {chip.major}.{chip.minor}): "

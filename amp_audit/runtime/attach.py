@@ -27,7 +27,7 @@ class Config:
     """What a process has to know: see ``launch.Request``. ``main`` is the program itself, not a child of it.
 
     ``watch_until``: the time (seconds since the epoch) up to which the file ``watch`` is waited for. ``emulate``: the
-    device to be emulated (``cuda``, ``cuda:sm80``).
+    device to be emulated (``cuda``, ``cuda:sm80``); ``dry``: without arithmetic.
     """
 
     trace_dir: str
@@ -39,6 +39,7 @@ class Config:
     watch_until: float = 0.0
     main: bool = False
     emulate: str | None = None
+    dry: bool = False
 
 
 def environment(config: Config, base: Mapping[str, str]) -> dict[str, str]:
@@ -72,7 +73,7 @@ def _emulate(config: Config) -> None:
     from amp_audit.runtime import emulation
 
     try:
-        emulation.begin(str(config.emulate))
+        emulation.begin(str(config.emulate), dry=config.dry)
     except Exception as error:
         _complain(config, f"cannot emulate {config.emulate}: {error}")
         raise SystemExit(f"amp-audit: cannot emulate {config.emulate}: {error}") from None

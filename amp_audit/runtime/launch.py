@@ -35,7 +35,8 @@ class Request:
     never); with ``go_on`` only the recording stops. ``sample``: ``"default"``, ``"all"`` or a number N (every Nth
     step). ``watch``: a JSON file, which may appear a little later, ``{path: [[first line, last line], ...]}``: code
     whose reached lines are wanted (``Trace.lines``). With torch imported the program waits until it is there, ten
-    seconds after its start at most: write it also when there is nothing to watch. ``emulate``: a device to emulate.
+    seconds after its start at most: write it also when there is nothing to watch. ``emulate``: a device to emulate,
+    ``dry`` without arithmetic.
     """
 
     kind: Kind
@@ -47,6 +48,7 @@ class Request:
     go_on: bool = False
     watch: Path | None = None
     emulate: str | None = None
+    dry: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ def start(request: Request) -> Running:
         watch_until=time.time() + WATCH_WAIT,
         main=request.kind != "launcher",
         emulate=request.emulate,
+        dry=request.dry,
     )
     _clear(folder, os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
     command = _command(request)

@@ -209,8 +209,10 @@ def unseen() -> Iterator[None]:
 
 
 def _depth() -> int:
-    return int(torch._C._len_torch_dispatch_stack())
+    """How many dispatch modes are in force, without the one that a dry run begins with."""
+    modes = int(torch._C._len_torch_dispatch_stack())
+    return modes - (modes > 0 and hasattr(torch._C._get_dispatch_stack_at(0), "emulates"))
 
 
 def _top() -> Any:
-    return torch._C._get_dispatch_stack_at(_depth() - 1)
+    return torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)

@@ -30,7 +30,7 @@ from amp_audit import __version__
 from amp_audit.events import Kind
 from amp_audit.runtime import lines
 from amp_audit.runtime.attach import Config
-from amp_audit.runtime.clock import Clock, parse_deep, parse_sample
+from amp_audit.runtime.clock import Clock, Plan, parse_deep, parse_sample
 from amp_audit.runtime.place import Places
 from amp_audit.runtime.recording import Recording, unseen
 from amp_audit.runtime.tracebacks import Hooks
@@ -70,7 +70,7 @@ class Session:
     def _fresh(self) -> None:
         """Nothing was seen yet in this process."""
         self.clock = Clock(self.config.steps, parse_sample(self.config.sample), parse_deep(self.config.deep))
-        self.plan = self.clock.begin()
+        self.plan = self._next_plan()
         self.writer = Writer(Path(self.config.trace_dir), self._complain)
         self.record = StepRecord(0, recorded=self.plan.recorded, deep=self.plan.deep)
         self._header: Header | None = None
@@ -109,6 +109,8 @@ class Session:
         from amp_audit.runtime.weights import Weights
 
         self.signals.probes.clear()
+        if self.config.dry:
+            return  # there are no values to measure
         self.recording.observe(Numerics(self, self.signals))
         self.recording.add(Weights(self, self.signals))
 
@@ -278,8 +280,12 @@ class Session:
             self._open()
             self.writer.step(record, ops, casts)
 
+    def _next_plan(self) -> Plan:
+        plan = self.clock.begin()
+        return replace(plan, deep=False) if self.config.dry else plan  # nothing to run again
+
     def _begin_part(self) -> None:
-        self.plan = self.clock.begin()
+        self.plan = self._next_plan()
         self.record = StepRecord(0, recorded=self.plan.recorded, deep=self.plan.deep, notes=self.record.notes)
         if not self.plan.recorded:
             self.recording.stop()
@@ -363,6 +369,7 @@ class Session:
                 "watch": lines.current is not None and lines.current.why_not is None,
             },
             emulated=self.config.emulate,
+            dry=self.config.dry,
         )
 
     def _world(self) -> int:

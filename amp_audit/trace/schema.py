@@ -142,7 +142,7 @@ class Number:
 @dataclass(slots=True)
 class Header:
     """``policy``: the device whose autocast lists were in force: cpu, cuda, ... ``emulated``: what was emulated on the
-    CPU, as it was asked for ("cuda:sm80"); None for a run on the real device.
+    CPU, as it was asked for ("cuda:sm80"); None for a run on the real device. ``dry``: nothing large was computed.
     """
 
     schema: int
@@ -160,6 +160,7 @@ class Header:
     started: str
     flags: Mapping[str, Any] = field(default_factory=dict)
     emulated: str | None = None
+    dry: bool = False
 
 
 @dataclass(slots=True)

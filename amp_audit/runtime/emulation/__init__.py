@@ -13,8 +13,10 @@ from __future__ import annotations
 from amp_audit.chips import Emulated, parse
 
 
-def begin(text: str) -> Emulated:
+def begin(text: str, *, dry: bool = False) -> Emulated:
     """Emulate a device (``cuda``, ``cuda:sm80``) in this process from now on; torch is imported, the program is not.
+
+    ``dry``: nothing large is computed, see ``dry.py``.
 
     Raises ``host.UnfitTorch`` when this torch cannot be made to, ``chips.EmulationError`` for an unknown device.
     """
@@ -31,4 +33,8 @@ def begin(text: str) -> Emulated:
     backend.register()
     surface.install(emulated.chip)
     distributed.install()
+    if dry:
+        from amp_audit.runtime.emulation import dry as without_arithmetic
+
+        without_arithmetic.install()
     return emulated

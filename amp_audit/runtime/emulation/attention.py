@@ -21,6 +21,8 @@ from amp_audit.runtime.emulation.randomness import generator
 _FLASH_WIDTH = 256
 """The largest head dimension that FlashAttention takes."""
 _ALIGNED = 8
+_SUMS = 32
+"""The memory-efficient kernel pads its sums of rows to a multiple of this."""
 _ops: Any = torch.ops.aten
 
 
@@ -195,10 +197,10 @@ def _seed() -> int:
 
 
 def _ungrouped(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The gradient of heads that several queries share."""
+    """The gradient of heads that several queries share, laid out as they are."""
     batch, heads, *rest = like.shape
     own = gradient.view(batch, heads, -1, *rest).sum(2) if gradient.shape[1] > heads else gradient
-    return on_device(own.to(like.dtype))
+    return on_device(torch.empty_like(on_host(like)).copy_(own))
 
 
 @special("_scaled_dot_product_flash_attention")
@@ -216,16 +218,17 @@ def _flash_forward(
     seed = _seed() if dropout_p else 0
     out, sums = _Call.of(query, key, value, None, dropout_p, is_causal, scale, seed).forward()
     nothing = on_device(torch.empty(0, dtype=query.dtype))
-    state = on_device(torch.tensor([seed, 0]))
-    unused = on_device(torch.empty(0, dtype=torch.int64))
+    state = on_device(torch.tensor([seed, 0], dtype=torch.uint64))
+    unused = on_device(torch.empty((), dtype=torch.uint64))
+    laid_out = torch.empty_like(on_host(query)).copy_(out)  # as CUDA's kernel lays it out
     return (
-        *(on_device(_like_transposed(out.to(query.dtype))), on_device(sums), None, None),
+        *(on_device(laid_out), on_device(sums), None, None),
         *(query.shape[-2], key.shape[-2], state, unused, nothing),
     )
 
 
 def _like_transposed(out: torch.Tensor) -> torch.Tensor:
-    """CUDA's kernels lay results out as (batch, length, heads, width)."""
+    """The memory-efficient kernel lays results out as (batch, length, heads, width)."""
     return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -279,7 +282,10 @@ def _efficient_forward(
     seed = _seed() if dropout_p else 0
     out, sums = _Call.of(query, key, value, attn_bias, dropout_p, is_causal, scale, seed).forward()
     states = (on_device(torch.tensor(seed)), on_device(torch.tensor(0)))
-    return on_device(_like_transposed(out.to(query.dtype))), on_device(sums), *states
+    length = -(-sums.shape[-1] // _SUMS) * _SUMS if compute_log_sumexp else 0
+    padded = torch.full((*sums.shape[:2], length), math.inf)
+    padded[..., : sums.shape[-1]].copy_(sums[..., :length])
+    return on_device(_like_transposed(out.to(query.dtype))), on_device(padded), *states
 
 
 @special("_scaled_dot_product_efficient_attention_backward")

@@ -128,14 +128,19 @@ def plan(op: Any) -> Plan:
 
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator whose tensors (some of them) are on the emulated device."""
-    with _Below():
+    with Below():
         special = SPECIAL.get(op._schema.name)
-        if special is not None:
-            return special(op, *args, **kwargs)
-        return _run(plan(op), args, kwargs)
+        if special is None or (skips_special(args, kwargs) and plan(op).name not in STRUCTURAL):
+            return _run(plan(op), args, kwargs)
+        return special(op, *args, **kwargs)
 
 
-class _Below:
+def skips_special(args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator with a way of its own is run like the others; a dry run puts its own answer here."""
+    return False
+
+
+class Below:
     """Nothing of torch's upper layers acts on what a kernel calls: autograd, and modes such as a default device."""
 
     _guards: tuple[Any, ...]
@@ -171,10 +176,10 @@ def _run(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for name in plan.outputs & kwargs.keys():
         given[name] = _empty_like(kwargs[name])
     with _seeded(plan):
-        out = compute(plan, own, given, devices.dtypes)
+        out = arithmetic(plan, own, given, devices.dtypes)
     for name in plan.outputs & kwargs.keys():
         fill(kwargs[name], given[name])
-    return _returned(plan, out, args, kwargs)
+    return returned(plan, out, args, kwargs)
 
 
 def compute(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], dtypes: Iterable[torch.dtype]) -> Any:
@@ -194,6 +199,10 @@ def compute(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], dtypes: I
             return in_float32(plan, args, kwargs, low)
         except Exception:
             raise error from None
+
+
+arithmetic = compute
+"""How operators are run; a dry run puts its own way here."""
 
 
 def in_float32(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], low: frozenset[torch.dtype]) -> Any:
@@ -284,12 +293,13 @@ def fill(out: Any, result: Any) -> None:
     (on_host(out) if out.is_cuda else out).copy_(result)
 
 
-def _returned(plan: Plan, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def returned(plan: Plan, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, crosses: bool = True) -> Any:
+    """What the operator returns: its arguments where its schema says so, else what was computed, on the device."""
     if not plan.returns:
         return None
-    results = out if len(plan.returns) > 1 else (out,)
+    results = out if len(plan.returns) > 1 or isinstance(out, tuple) else (out,)
     target = kwargs.get("device")
-    stays = target is not None and torch.device(target).type != "cuda"
+    stays = not crosses or (target is not None and torch.device(target).type != "cuda")
     crossed = [
         (result if stays else back(result)) if key is None else (args[key] if isinstance(key, int) else kwargs[key])
         for key, result in zip(plan.returns, results)
@@ -338,7 +348,11 @@ def special(*names: str) -> Callable[[Special], Special]:
     return register
 
 
-@special("as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex", "alias")
+VIEWED = frozenset({"as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex", "alias"})
+"""Operators that return a view of their argument."""
+
+
+@special(*VIEWED)
 def _view(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Views look at the storage of their base, as on CUDA: the meta device's kernel makes one without touching data."""
     return op.redispatch(_META, *args, **kwargs)
@@ -426,7 +440,7 @@ Library: Any = torch.library.Library
 _libraries: list[Any] = []
 """Registrations last as long as these."""
 
-_STRUCTURAL = frozenset(
+COMPOSED = frozenset(
     {
         *("t_", "squeeze_", "unsqueeze_", "transpose_", "detach_", "_unsafe_view", "lift", "lift_fresh", "_lazy_clone"),
         *("unsafe_split", "unsafe_split_with_sizes", "_to_copy", "_pin_memory", "is_pinned", "is_same_size"),
@@ -434,6 +448,10 @@ _STRUCTURAL = frozenset(
     }
 )
 """Operators that only rearrange a tensor's description, or choose between devices: torch composes them itself."""
+
+
+STRUCTURAL = COMPOSED | VIEWED | {"set_", "resize_", "is_set_to", "record_stream", "_local_scalar_dense"}
+"""Those, and operators with kernels of their own that compute nothing."""
 
 
 def register() -> None:
@@ -460,7 +478,7 @@ def _operators() -> list[str]:
 
 
 def _needs_kernel(name: str) -> bool:
-    if name.partition(".")[0] in _STRUCTURAL or name.startswith(("sparse", "_sparse", "_coalesced")):
+    if name.partition(".")[0] in COMPOSED or name.startswith(("sparse", "_sparse", "_coalesced")):
         return False
     full = f"aten::{name}"
     try:
