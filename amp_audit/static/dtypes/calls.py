@@ -141,6 +141,8 @@ class Calls(Evaluation):
         if isinstance(func.base, Object):
             if func.name == "register_buffer" and len(args) > 1 and isinstance(args[0], Const):
                 self.heap.setdefault(func.base.id, {})[str(args[0].value)] = args[1]
+                if isinstance(args[1], Tensor):
+                    self.buffers.setdefault(func.base.id, {})[str(args[0].value)] = args[1]
             if func.name == "__call__":
                 return self._call_object(func.base, args, named, at)
             if func.name in ("half", "float", "bfloat16", "to", "double") or self.is_module(func.base.cls):
@@ -212,8 +214,10 @@ class Calls(Evaluation):
     def _call_object(self, func: Object, args: Sequence[Value], named: Named, at: int) -> Value:
         method = self._method_of(func.cls, "forward") or self._method_of(func.cls, "__call__")
         cast = self.casts.get(func.id)
-        if not cast and self.is_module(func.cls) and not self._in_module():
-            self.foreign_call("model", args, named, at)
+        if self.is_module(func.cls) and not self._in_module():
+            self.note_training()
+            if not cast:
+                self.foreign_call("model", args, named, at)
         if cast:
             self.weights.append(frozenset(dtype for one in cast for dtype in one.dtypes))
         try:

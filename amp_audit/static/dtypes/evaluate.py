@@ -222,6 +222,8 @@ class Evaluation(Models):
             return DType(base.dtypes if base.origin != "model" else ANY)
         if isinstance(base, Tensor):
             return _tensor_attribute(base, name)
+        if isinstance(base, Params) and name in ("data", "grad"):
+            return base if name == "data" else Tensor()
         if isinstance(base, Items) and name in ("values", "indices") and len(base.items) == 2:
             return base.items[name == "indices"]
         if isinstance(base, Table):
@@ -314,7 +316,7 @@ class Evaluation(Models):
             return Many(element(base)) if isinstance(node, ir.Slice) else element(base)
         if isinstance(base, Layer):
             return replace(base, parts=base.parts) if isinstance(node, ir.Slice) else element(base)
-        if isinstance(base, Tensor):
+        if isinstance(base, (Tensor, Params)):
             return base
         if isinstance(base, Opaque):
             key = index.value if isinstance(index, Const) else None

@@ -3,8 +3,9 @@
 What a detector may ask for, all of which must hold:
 
 ``inputs``    the dtypes in which the op computes, after what its region does to it
-``takes``     conditions on its tensors, each met by another one: ``dtype``; ``origin`` (region, cast, model);
-              ``last``, the op that computed it; ``foreign``, the half type that the region does not have
+``takes``     conditions on its tensors, each met by another one: ``dtype``; ``origin`` (region, cast, model, weights);
+              ``last``, the op that computed it; ``foreign``, of the half type that the region does not have;
+              ``written``, the first one
 ``lacks``     dtypes that none of its tensors may have
 ``constant``  a number it is given: ``argument`` (names), and what ``_constant_fits`` knows
 ``region``    ``live``, ``disabled``, ``policy`` (the op list it is on), ``dtype``
@@ -61,8 +62,8 @@ def validate(rule: Rule, detector: Detector) -> None:
         if key in detector.options and not isinstance(detector.options[key], kind):
             word = {dict: "a mapping", list: "a list", bool: "true or false"}[kind]
             raise RuleError(f"{rule.id}: `{key}` of an `op` detector must be {word}")
-    if detector.at not in (None, "op", "call", "region", "optimizer"):
-        raise RuleError(f"{rule.id}: `at` of an `op` detector must be op, call, region or optimizer")
+    if detector.at not in (None, "op", "call", "region", "optimizer", "restored"):
+        raise RuleError(f"{rule.id}: `at` of an `op` detector must be op, call, region, optimizer or restored")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,8 @@ def _tensor_fits(tensor: Tensor, wanted: Mapping[str, object], use: Use) -> bool
         if key == "origin" and tensor.origin not in values:
             return False
         if key == "last" and tensor.last not in values:
+            return False
+        if key == "written" and (tensor is use.tensors[0]) is not value:
             return False
         if key == "foreign" and _is_foreign(tensor, use) is not value:
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -31,6 +32,7 @@ from amp_audit.static.dtypes.values import (
     NUMBER,
     Const,
     DType,
+    Dtypes,
     Either,
     Items,
     Layer,
@@ -92,6 +94,12 @@ _NUMPY_FLOATS = frozenset(
     }
 )
 """Functions of NumPy that make arrays of float64."""
+_BORN_IN_BFLOAT16 = re.compile(
+    r"(^|[/_-])(flan-?t5|u?mt5|byt5|t5|longt5|t0|ul2|pegasus|gemma)([-_.\d]|$)", re.IGNORECASE
+)
+"""Names of pretrained models whose activations go beyond float16, being trained in bfloat16 on TPUs."""
+_VECTORS = surface.REDUCTIONS | surface.LOSSES
+"""Ops that give a vector where they do not give a number."""
 _TELLING = frozenset({"parameters", "named_parameters", "train", "eval", "zero_grad"})
 """Methods by whose calls a model is known, whatever made it."""
 
@@ -103,6 +111,8 @@ class Models(Operations):
         super().__init__()
         self.models: set[Hashable] = set()
         self.idle_scalers: set[Hashable] = set()  # built with enabled=False
+        self.born_in_bfloat16: dict[Hashable, tuple[str, Place]] = {}  # pretrained models -> name, where loaded
+        self.buffers: dict[Hashable, dict[str, Tensor]] = {}
         self.eps: dict[Hashable, float | None] = {}  # of optimizers that add one to a low-precision denominator
         self.fused: set[Hashable] = set()  # optimizers that unscale their gradients themselves
 
@@ -111,8 +121,14 @@ class Models(Operations):
         is taken to be in its dtype, as the output of a linear layer or a convolution is.
         """
         if base.id in self.models or base.id not in self.libraries:
-            self.foreign_call("model" if base.id in self.models else "call", args, named, at)
+            own = base.id in self.models and base.id not in self.casts
+            self.foreign_call("model" if own else "call", args, named, at)
         live = self.live
+        if base.id in self.models:
+            self.note_training()
+        if base.id in self.born_in_bfloat16 and live is not None:
+            name, place = self.born_in_bfloat16[base.id]
+            self.notice_pretrained(name, place, live.dtypes)
         if live is None or base.id not in self.models or "loss" in text.lower():
             return Opaque((self.path, at), text)
         return Opaque((self.path, at), text, dtypes=live.dtypes, origin="model")
@@ -125,6 +141,8 @@ class Models(Operations):
             return NUMBER if base.number is not None else NOTHING
         if isinstance(base, Table):
             return self._of_table(base, name, args)
+        if isinstance(base, Params) and name in ("items", "values"):
+            return Many(Items((NOTHING, base)) if name == "items" else base)
         if isinstance(base, (Items, Many, Params)) and name in (
             "append",
             "extend",
@@ -137,13 +155,18 @@ class Models(Operations):
         if isinstance(base, Optimizer):
             if name == "step":
                 self._trained(base)
+            if name == "load_state_dict":
+                self.record.restored.setdefault(_place(base.id), (self.path, at))
             return NOTHING
+        if name == "scale" and args and self._scales(base):
+            self._scaled(args[0], at)
         if name in ("step", "unscale_") and args and isinstance(args[0], Optimizer):
             if self._scales(base) and (name == "unscale_" or args[0].id not in self.fused):
                 self.record.scaled.add(args[0].id)
             self._trained(args[0])
             return NOTHING
         if name == "backward":
+            self.note_training()
             self._trained(None)
             return NOTHING
         if isinstance(base, Opaque) and self.libraries.get(base.id, "").startswith(KEEPS_MASTER_WEIGHTS):
@@ -153,6 +176,16 @@ class Models(Operations):
             if found is not None:
                 return found
         return self._of_tensor(base, name, args, named, at)
+
+    def note_training(self) -> None:
+        """The innermost loop runs a model."""
+        if self.loops:
+            self.loops[-1].trains = True
+
+    def _scaled(self, loss: Value, at: int) -> None:
+        tensor = self.tensor_of(loss)
+        if tensor is not None and tensor.low and not tensor.scalar and tensor.last in _VECTORS:
+            self.notice("scale_vector", tensor, at)
 
     def _scales(self, base: Value) -> bool:
         """Whether a thing that steps optimizers is torch's GradScaler, or is called like one and may be one."""
@@ -179,7 +212,7 @@ class Models(Operations):
         """What a model does on ``name``; None for a name that speaks of a tensor."""
         if name in _TELLING:
             self.models.add(base.id)
-        if name in ("parameters", "buffers"):
+        if name in ("parameters", "buffers", "state_dict"):
             return Params(frozenset({base.id}))
         if name in ("named_parameters", "named_buffers"):
             return Many(Items((NOTHING, Params(frozenset({base.id}), partly=True))))
@@ -204,12 +237,15 @@ class Models(Operations):
         if not base.id or (isinstance(base, Opaque) and base.origin == "model"):
             return Tensor(target.dtypes, "", target.assumed, origin="cast")
         low = target.dtypes & HALVES
+        if not low and isinstance(base.id, tuple) and len(base.id) == 2 and base.id[1] == "[]":
+            self.record.unsettled.add(base.id[0])
         for key in [key for key in self.casts if key != base.id and self.inside(key, base.id)]:
             if not low:
                 del self.casts[key]
         if low:
             cast = Cast((self.path, at), target.dtypes, base.id, base.text if isinstance(base, Opaque) else "")
             self.casts[base.id] = frozenset({cast})
+            self._cast_buffers(base.id, target, at)
             for optimizer, params in self.optimizers.items():
                 if not params.partly and any(self.inside(base.id, owner) for owner in params.of):
                     eps = self.eps.get(optimizer)
@@ -218,6 +254,31 @@ class Models(Operations):
             self.casts.pop(base.id, None)
             self.pending = {one: None for one in self.pending if not self.inside(one.cast.of, base.id)}
         return Opaque(base.id, base.text, dtypes=target.dtypes, origin="cast") if isinstance(base, Opaque) else base
+
+    def _cast_buffers(self, model: Hashable, target: DType, at: int) -> None:
+        """Note the tables of positions that are cast along with a model."""
+        for owner, buffers in self.buffers.items():
+            if self.inside(owner, model):
+                for name, tensor in buffers.items():
+                    if tensor.counted and tensor.dtypes == FLOAT32:
+                        self.notice("cast_table", Tensor(target.dtypes, assumed=target.assumed), at, name)
+
+    def layers(self, whole: Hashable) -> Iterator[Layer]:
+        """The layers of a model, as far as its code shows them."""
+        todo, seen = [whole], {whole}
+        while todo:
+            for value in self.heap.get(todo.pop(), {}).values():
+                yield from _layers(value)
+                for child in _parts(value):
+                    if child not in seen:
+                        seen.add(child)
+                        todo.append(child)
+
+    def notice_pretrained(self, name: str, place: Place, dtypes: Dtypes) -> None:
+        """Note that a model trained in bfloat16 is run in another dtype; the note stands where it is loaded."""
+        path, self.path = self.path, place[0]
+        self.notice("pretrained", Tensor(dtypes), place[1], name)
+        self.path = path
 
     def inside(self, part: Hashable, whole: Hashable) -> bool:
         """Whether one model is another, or a part of it."""
@@ -268,8 +329,18 @@ class Models(Operations):
         if last in ("finfo", "iinfo"):
             return finfo(args, named)
         if dotted == "copy.deepcopy":
-            return Opaque((self.path, at)) if args and isinstance(args[0], _MODEL_KINDS) else (args or [NOTHING])[0]
+            return self._copied(args, at)
         return self._function(dotted, last, args, named, at)
+
+    def _copied(self, args: Sequence[Value], at: int) -> Value:
+        """A deep copy: another model, in the same dtype."""
+        if not args or not isinstance(args[0], _MODEL_KINDS):
+            return args[0] if args else NOTHING
+        copy = Opaque((self.path, at))
+        own = self.casts.get(args[0].id)
+        if own:
+            self.casts[copy.id] = frozenset(replace(cast, of=copy.id) for cast in own)
+        return copy
 
     def _numpy(self, name: str, args: Sequence[Value], named: Named, at: int) -> Value:
         """An array of NumPy, whose floats are float64 unless it is told otherwise; or a tensor made one."""
@@ -278,6 +349,15 @@ class Models(Operations):
         if name not in _NUMPY_FLOATS:
             return NOTHING
         return Tensor(dtype_of(named["dtype"]).dtypes if "dtype" in named else frozenset({"float64"}))
+
+    def _loaded(self, name: str, named: Named, at: int) -> None:
+        """``from_pretrained(name)`` of a model that was trained in bfloat16."""
+        if not _BORN_IN_BFLOAT16.search(name):
+            return
+        self.born_in_bfloat16[self.path, at] = (name, (self.path, at))
+        told = told_dtype(named) or told_dtype({"dtype": named["torch_dtype"]} if "torch_dtype" in named else {})
+        if told is not None:
+            self.notice_pretrained(name, (self.path, at), told.dtypes)
 
     def _managed(self, args: Sequence[Value], named: Named) -> None:
         for value in (*args, *named.values()):
@@ -296,6 +376,9 @@ class Models(Operations):
             if told is not None and isinstance(option, _MODEL_KINDS) and not told.dtypes & HALVES:
                 self._cast(option, told, at)
         self.libraries[self.path, at] = dotted
+        first = args[0] if args else NOTHING
+        if last == "from_pretrained" and isinstance(first, Const) and isinstance(first.value, str):
+            self._loaded(first.value, named, at)
         if last == "GradScaler" and _is(named.get("enabled"), False):
             self.idle_scalers.add((self.path, at))
         if "Output" in last and last[:1].isupper() and named:
@@ -398,6 +481,18 @@ def _parts(value: Value) -> Iterator[Hashable]:
             if isinstance(option, Layer):
                 for part in option.parts:
                     yield from _parts(part)
+
+
+def _layers(value: Value) -> Iterator[Layer]:
+    """The layers that an attribute holds."""
+    for option in options(value):
+        if isinstance(option, Layer):
+            yield option
+            for part in option.parts:
+                yield from _layers(part)
+        elif isinstance(option, (Items, Many, Table)):
+            for inner in [element(option)] if isinstance(option, Many) else _held(option):
+                yield from _layers(inner)
 
 
 def _held(value: Items | Table) -> Iterable[Value]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -48,6 +48,15 @@ class Entry:
     depth: int = 0
 
 
+@dataclass(slots=True)
+class Loop:
+    """A loop in progress: what names held before it, under how many calls, and whether it runs or trains a model."""
+
+    start: Mapping[str, Value]
+    depth: int
+    trains: bool = False
+
+
 class Operations(abc.ABC):
     """The state of the walk that ops depend on, and what ops do. ``region`` is the innermost autocast region.
 
@@ -59,6 +68,7 @@ class Operations(abc.ABC):
         self.entries: list[Entry] = []
         self.active: list[Place] = []
         self.sites: list[Place | None] = []
+        self.loops: list[Loop] = []
         self.weights: list[Dtypes] = []
         self.casts: dict[Hashable, frozenset[Cast]] = {}
         self.heap: dict[Hashable, dict[str, Value]] = {}
@@ -109,7 +119,8 @@ class Operations(abc.ABC):
             return NUMBER
         if effect == "shape":
             return Many(NUMBER)
-        tensors = [part for part in map(as_tensor, self._tensor_arguments(name, args, named)) if part is not None]
+        parts = map(self.tensor_of, self._tensor_arguments(name, args, named))
+        tensors = [part for part in parts if part is not None]
         numbers = (*numbers_of(name, args, named), *_filling(op, name, tensors))
         result = self._result(op, name, effect, tensors, args, named, numbers)
         listed = region is not None and effect == "listed"
@@ -128,6 +139,7 @@ class Operations(abc.ABC):
             origin,
             _last(name, effect, tensors, numbers),
             _filled(name, effect, tensors, numbers),
+            name == "arange" or any(tensor.counted for tensor in tensors),
         )
         self._use(op, result, numbers, tensors, at)
         return NOTHING if effect == "complex" else self._shaped(op, name, effect, result, named)
@@ -182,7 +194,8 @@ class Operations(abc.ABC):
         return Tensor(first.dtypes)
 
     def _listed(self, name: str, tensors: list[Tensor]) -> Dtypes:
-        sets = [tensor.dtypes for tensor in tensors]
+        counted = tensors[:1] if name in ("cross_entropy", "nll_loss") else tensors  # targets are classes
+        sets = [tensor.dtypes for tensor in counted]
         own = promote(sets)
         region = self.live
         if region is None or own <= {"int", "bool"}:
@@ -195,6 +208,19 @@ class Operations(abc.ABC):
         if kind == "promote":
             return own
         return ANY if kind == "banned" else FLOAT32
+
+    def tensor_of(self, value: Value) -> Tensor | None:
+        """A value as a tensor; parameters have the dtype that their models were cast to."""
+        if not isinstance(value, Params):
+            return as_tensor(value)
+        casts = [self.casts.get(owner, frozenset()) for owner in value.of]
+        if not casts or not all(casts):
+            return Tensor()
+        return Tensor(frozenset(name for cast in casts for one in cast for name in one.dtypes), origin="weights")
+
+    def notice(self, op: str, tensor: Tensor, at: int, by: str = "") -> None:
+        """Note something that the code does with a tensor and that is no op of torch, for detectors to look for."""
+        self._use(op, Tensor(tensor.dtypes, by or tensor.by, tensor.assumed, origin=tensor.origin), (), [tensor], at)
 
     def _use(
         self, op: str, result: Tensor, numbers: tuple[tuple[str, Const], ...], tensors: Sequence[Tensor], at: int
@@ -289,7 +315,7 @@ class Operations(abc.ABC):
     def _of_tensor(self, base: Value, name: str, args: Sequence[Value], named: Named, at: int) -> Value:
         target = cast_target(name, args, named)
         if target is not None:
-            found = as_tensor(base)
+            found = self.tensor_of(base)
             return self._cast_tensor(found, target, name, at) if found is not None else NOTHING
         if name in ("to", "type"):
             return self._to(base, args)
@@ -314,7 +340,7 @@ class Operations(abc.ABC):
         by = f".{name}()" if low else base.by if base.low else ""
         origin: Origin = "cast" if low or base.dtypes != target.dtypes else ""
         numbers = (("value", base.filled),) if base.filled is not None else ()
-        result = Tensor(target.dtypes, by, target.assumed, base.scalar, origin, base.last, base.filled)
+        result = Tensor(target.dtypes, by, target.assumed, base.scalar, origin, base.last, base.filled, base.counted)
         self._use("to", result, numbers, [base], at)
         return result
 

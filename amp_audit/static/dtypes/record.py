@@ -74,4 +74,6 @@ class Record:
     live_modules: dict[str, set[Region]] = field(default_factory=dict)  # path -> regions entered there
     scaled: set[Hashable] = field(default_factory=set)  # optimizers that a scaler steps
     frozen: set[Hashable] = field(default_factory=set)
+    restored: dict[Place, Place] = field(default_factory=dict)  # optimizers that load a state -> where
+    unsettled: set[Hashable] = field(default_factory=set)  # models some parts of which are cast back to float32
     managed: set[Hashable] = field(default_factory=set)  # models handed to a framework that keeps master weights

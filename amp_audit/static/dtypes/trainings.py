@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule, Rulebook
 from amp_audit.static.dtypes.matching import filled
-from amp_audit.static.dtypes.record import Training
+from amp_audit.static.dtypes.record import Record, Training
 from amp_audit.static.dtypes.values import HALVES, LOW, Dtypes, rounded
 from amp_audit.static.dtypes.walk import Walk
 from amp_audit.static.raw import RawFinding, RawStep
@@ -24,7 +24,7 @@ def of_casts(walk: Walk, book: Rulebook) -> Iterator[RawFinding]:
             inputs = detector.options.get("inputs")
             dtypes = training.cast.dtypes if inputs is None else training.cast.dtypes & {*inputs, LOW}
             if dtypes and detector.holds(facts):
-                yield _finding(rule, detector, training, {**facts, "dtype": _spoken(dtypes)})
+                yield _finding(walk.record, rule, detector, training, {**facts, "dtype": _spoken(dtypes)})
 
 
 def _facts(walk: Walk, training: Training) -> dict[str, object] | None:
@@ -45,17 +45,28 @@ def _facts(walk: Walk, training: Training) -> dict[str, object] | None:
         "float16_scaler": scaler and bool(cast.dtypes & {"float16", LOW}),
         "default": cast.default,
         "eps": "vanishes" if vanishes else "stays",
+        "batch_norm": _has_batch_norm(walk, cast.of),
+        "restored": training.optimizer in record.restored,
         "value": f"{training.eps:g}" if training.eps is not None else "",
     }
+
+
+def _has_batch_norm(walk: Walk, model: Hashable) -> bool:
+    """Whether a model is known to have a BatchNorm that stays as it was cast."""
+    return model not in walk.record.unsettled and any(layer.op == "batch_norm" for layer in walk.layers(model))
 
 
 def _spoken(dtypes: Dtypes) -> str:
     return " or ".join(sorted(dtypes - {LOW})) or "low precision"
 
 
-def _finding(rule: Rule, detector: Detector, training: Training, facts: Mapping[str, object]) -> RawFinding:
-    at_optimizer = detector.at == "optimizer"
-    place, other = (training.cast.place, training.optimizer)[:: -1 if at_optimizer else 1]
+def _finding(
+    record: Record, rule: Rule, detector: Detector, training: Training, facts: Mapping[str, object]
+) -> RawFinding:
+    place, other = training.cast.place, training.optimizer
+    at_optimizer = detector.at in ("optimizer", "restored")
+    if at_optimizer:
+        other, place = place, other if detector.at == "optimizer" else record.restored[other]
     dtypes = training.cast.dtypes
     unsure = len(dtypes) > 1 or LOW in dtypes or training.assumed
     name = training.cast.name or "the model"

@@ -42,17 +42,17 @@ NAMES = {
 """The dtypes of torch by their names, as this module calls them (integers are one)."""
 
 
-Origin = Literal["", "region", "cast", "model"]
+Origin = Literal["", "region", "cast", "model", "weights"]
 """Why a tensor has its dtype. ``region``: an op of a live region made it low. ``cast``: the code cast it; for float32
 only as long as no op has used it. ``model``: a model out of sight made it in a live region, and is taken to end in an
-op that the region lowers. Empty: none of these."""
+op that the region lowers. ``weights``: it is a parameter of a model that was cast. Empty: none of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """``by``: the op that gave it its dtype, for messages. ``assumed``: its dtype rests on an assumption. ``scalar``:
     it is known to have no dimension, and so does not widen the dtype of tensors that have. ``last``: the op that
-    computed it. ``filled``: a constant that some of its elements are.
+    computed it. ``filled``: a constant that some of its elements are. ``counted``: it was computed from ``arange``.
     """
 
     dtypes: Dtypes = ANY
@@ -62,6 +62,7 @@ class Tensor:
     origin: Origin = ""
     last: str = ""
     filled: Const | None = None
+    counted: bool = False
 
     @property
     def low(self) -> bool:
@@ -327,6 +328,7 @@ def _joined(one: Tensor, two: Tensor) -> Tensor:
         one.origin or two.origin,
         one.last if one.last == two.last else "",
         one.filled or two.filled,
+        one.counted or two.counted,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from amp_audit.static import ir, project
 from amp_audit.static.dtypes.calls import Calls
 from amp_audit.static.dtypes.evaluate import ARITHMETIC, Frame, extended, has_decorator, region_of
-from amp_audit.static.dtypes.ops import Entry
+from amp_audit.static.dtypes.ops import Entry, Loop
 from amp_audit.static.dtypes.record import Cast
 from amp_audit.static.dtypes.values import (
     NOTHING,
@@ -53,7 +53,7 @@ _FULL = frozenset({"none", "no", "off", "full", "single", "float", "false", ""})
 
 _HANDLERS = {kind: f"_on_{kind.__name__.lower()}" for kind in get_args(ir.Stmt)}
 
-_PASSING = ("frames", "entries", "weights", "casts", "pending", "muted", "path", "active", "sites", "fuel")
+_PASSING = ("frames", "entries", "weights", "casts", "pending", "muted", "path", "active", "sites", "loops", "fuel")
 """What belongs to one entry."""
 
 
@@ -106,7 +106,7 @@ class Walk(Calls):
         """Run something outside of what is going on, and come back."""
         kept = {name: getattr(self, name) for name in _PASSING}
         self.frames, self.entries, self.weights, self.pending, self.muted = [], [], [], {}, 0
-        self.active, self.sites = [], []
+        self.active, self.sites, self.loops = [], [], []
         try:
             yield
         finally:
@@ -150,10 +150,23 @@ class Walk(Calls):
             self.bind(node.target, extended(before, value), node.at)
             return
         op = ARITHMETIC.get(node.op)
+        if op == "add" and isinstance(node.target, ir.Name):
+            self._accumulated(node.target.id, value, node.at)
         if isinstance(before, Tensor) and op is not None:
             self.apply(f"{op}_", [before, value], {}, node.at)
             return
         self.bind(node.target, self._combine(node.op, before, value, node.at), node.at)
+
+    def _accumulated(self, name: str, value: Value, at: int) -> None:
+        """Note a sum over the rounds of a loop that runs a model, begun before it as zeros."""
+        loop = self.loops[-1] if self.loops else None
+        if loop is None or not loop.trains or loop.depth != len(self.active) or name not in loop.start:
+            return
+        start, added = loop.start[name], self.tensor_of(value)
+        if isinstance(start, Const) and start.number == 0 and added is not None and added.low:
+            self.notice("accumulate", added, at)
+        if isinstance(start, Tensor) and start.low and start.last in ("zeros", "zeros_like", "new_zeros"):
+            self.notice("accumulate", start, at)
 
     def _on_return(self, node: ir.Return) -> bool:
         self.frame.returns.append(self.eval(node.value) if node.value is not None else Const.of(None))
@@ -221,14 +234,24 @@ class Walk(Calls):
         iterated = self.eval(node.iterable)
         item = reduce(join, map(element, options(iterated)))
         surely = _runs(iterated, item)
-        for number in range(2):
-            self._once(lambda: self.bind(node.target, item, node.at), node.body, surely and number == 0)
+        with self._looping():
+            for number in range(2):
+                self._once(lambda: self.bind(node.target, item, node.at), node.body, surely and number == 0)
         self.block(node.orelse)
 
     def _on_while(self, node: ir.While) -> None:
-        for _ in range(2):
-            self._once(lambda: self.eval(node.test), node.body)
+        with self._looping():
+            for _ in range(2):
+                self._once(lambda: self.eval(node.test), node.body)
         self.block(node.orelse)
+
+    @contextmanager
+    def _looping(self) -> Iterator[None]:
+        self.loops.append(Loop(dict(self.frame.env), len(self.active)))
+        try:
+            yield
+        finally:
+            self.loops.pop()
 
     def _once(self, prepare: Callable[[], object], body: Sequence[ir.Stmt], surely: bool = False) -> None:
         """One round of a loop, which may also not be run."""
