@@ -20,7 +20,7 @@ DETECTOR_KEYS: Mapping[str, frozenset[str]] = {
     "constant": frozenset({"when"}),
     "config": frozenset({"equals", "files"}),
     "measure": frozenset({"over", "under", "named", "when"}),
-    "raised": frozenset(),
+    "raised": frozenset({"phase"}),
     "check": frozenset({"reason"}),
 }
 """The kinds of detectors and the keys each may have beside its own; ``COMMON_KEYS`` go with every kind."""

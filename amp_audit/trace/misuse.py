@@ -17,7 +17,8 @@ from amp_audit.trace.schema import Place, Trace
 def raised(trace: Trace, book: Rulebook) -> Iterator[Finding]:
     """Each rule whose ``runtime: {raised: PATTERNS}`` finds the error of an op, or the one that ended the program.
 
-    A pattern is looked for in ``TypeError: message``; of an op's error only the message is known.
+    A pattern is looked for in ``TypeError: message``; of an op's error only the message is known. With ``phase`` only
+    errors of that phase count.
     """
     detectors = [(rule, one, re.compile("|".join(one.targets))) for rule, one in book.detectors("runtime", "raised")]
     seen: set[tuple[str, Location | None]] = set()
@@ -25,6 +26,8 @@ def raised(trace: Trace, book: Rulebook) -> Iterator[Finding]:
         text, place = number.subject or "", where(number.place or Place())
         for rule, detector, pattern in detectors:
             if (rule.id, place) in seen or not pattern.search(text):
+                continue
+            if detector.options.get("phase", number.phase) != number.phase:
                 continue
             seen.add((rule.id, place))
             evidence = measured("raised", 1, f"raised {text}", steps=[step], at=place)

@@ -251,9 +251,9 @@ class Operations(abc.ABC):
     def foreign_call(self, op: str, args: Sequence[Value], named: Named, at: int) -> None:
         """Note a call of code out of sight: the op ``call``, or ``model``, on the tensors it is handed."""
         given = [inner for value in (*args, *named.values()) for inner in flat(value)]
-        tensors = [tensor for tensor in map(as_tensor, given) if tensor is not None and tensor.low]
-        if tensors:
-            first = tensors[0]
+        tensors = [tensor for tensor in map(as_tensor, given) if tensor is not None]
+        first = next((tensor for tensor in tensors if tensor.low), None)
+        if first is not None:
             self._use(op, Tensor(ANY, first.by, first.assumed), (), tensors, at)
 
     def _shaped(self, op: str, name: str, effect: str | None, result: Tensor, named: Named) -> Value:

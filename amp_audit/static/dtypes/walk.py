@@ -151,21 +151,27 @@ class Walk(Calls):
             return
         op = ARITHMETIC.get(node.op)
         if op == "add" and isinstance(node.target, ir.Name):
-            self._accumulated(node.target.id, value, node.at)
+            self._accumulated(node.target.id, before, value, node.at)
         if isinstance(before, Tensor) and op is not None:
             self.apply(f"{op}_", [before, value], {}, node.at)
             return
         self.bind(node.target, self._combine(node.op, before, value, node.at), node.at)
 
-    def _accumulated(self, name: str, value: Value, at: int) -> None:
+    def _accumulated(self, name: str, before: Value, value: Value, at: int) -> None:
         """Note a sum over the rounds of a loop that runs a model, begun before it as zeros."""
         loop = self.loops[-1] if self.loops else None
         if loop is None or not loop.trains or loop.depth != len(self.active) or name not in loop.start:
             return
         start, added = loop.start[name], self.tensor_of(value)
-        if isinstance(start, Const) and start.number == 0 and added is not None and added.low:
+        grown = isinstance(start, Const) and start.number == 0 and before != start  # not set to 0 in this round
+        if grown and added is not None and added.low:
             self.notice("accumulate", added, at)
-        if isinstance(start, Tensor) and start.low and start.last in ("zeros", "zeros_like", "new_zeros"):
+        if (
+            isinstance(start, Tensor)
+            and before is start
+            and start.low
+            and start.last in ("zeros", "zeros_like", "new_zeros")
+        ):
             self.notice("accumulate", start, at)
 
     def _on_return(self, node: ir.Return) -> bool:

@@ -1,0 +1,143 @@
+"""What is carried from step to step: running sums, moving averages, optimizer state, tables of positions."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.static.dtypes.judging import check, filled
+
+SUMS = """
+    import torch
+    from torch import nn
+
+    def train(model, loader, optimizer, scaler):
+        model.train()
+        head = nn.Linear(8, 8)
+        START
+        for x in loader:
+            with torch.autocast("cuda"):
+                out = head(model(x))
+                loss = out.abs().mean()
+            BODY
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+"""
+
+
+def sums(start: str, body: str) -> None:
+    check(train=filled(SUMS.replace("START", start), body))
+
+
+@pytest.mark.parametrize(
+    ("start", "body"),
+    [
+        ("total = 0", "total += loss  # AMP412"),
+        ("total = 0.0", "total += loss.detach() * 2  # AMP412"),
+        ("total = torch.zeros((), dtype=torch.float16)", "total += loss.detach().float()  # AMP412"),
+        ("total = torch.zeros((), dtype=torch.bfloat16)", "total += 1  # AMP412"),
+    ],
+)
+def test_sums_that_stop_growing(start: str, body: str) -> None:
+    sums(start, body)
+
+
+@pytest.mark.parametrize(
+    ("start", "body"),
+    [
+        ("total = 0", "total += loss.item()"),
+        ("total = 0", "total += loss.float()"),
+        ("total = torch.zeros(())", "total += loss"),
+        ("total = 0", "total = 0\ntotal += loss"),
+        ("total = 0", "for part in out.chunk(2):\n    total += part.float().mean()"),
+        ("total = 0", "parts = 0\nfor part in out.chunk(2):\n    parts += part.mean()"),
+        ("count = 0", "count += 1"),
+        ("total = 1", "total += nn.functional.mse_loss(out.float(), x)"),
+    ],
+)
+def test_sums_that_grow(start: str, body: str) -> None:
+    sums(start, body)
+
+
+AVERAGES = """
+    import copy
+    import torch
+    from torch import nn
+
+    def train(model, loader, optimizer, decay):
+        model = model.bfloat16()
+        BODY
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "ema = copy.deepcopy(model)\nfor a, b in zip(ema.parameters(), model.parameters()):\n"
+        "    a.data.mul_(decay).add_(b.data, alpha=1 - decay)  # AMP412",
+        "ema = copy.deepcopy(model)\nfor a, b in zip(ema.parameters(), model.parameters()):\n"
+        "    a.lerp_(b, 1 - decay)  # AMP412",
+        "ema = copy.deepcopy(model)\nown = model.state_dict()\nfor name, value in ema.state_dict().items():\n"
+        "    value.mul_(decay).add_(own[name], alpha=1 - decay)  # AMP412",
+    ],
+)
+def test_averages_in_low_precision(body: str) -> None:
+    check(train=filled(AVERAGES, body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "ema = copy.deepcopy(model).float()\nfor a, b in zip(ema.parameters(), model.parameters()):\n"
+        "    a.mul_(decay).add_(b, alpha=1 - decay)",
+        "for p in model.parameters():\n    p.data.add_(p.grad, alpha=-decay)",
+        "for p in model.parameters():\n    p.data.mul_(decay)",
+        "torch.save({name: value.half() for name, value in model.state_dict().items()}, 'w.pt')",
+    ],
+)
+def test_averages_in_float32_and_other_updates(body: str) -> None:
+    check(train=filled(AVERAGES, body))
+
+
+TABLES = """
+    import torch
+    from torch import nn
+
+    class Rotary(nn.Module):
+        def __init__(self, dim=64):
+            super().__init__()
+            rate = 1.0 / 10000 ** (torch.arange(0, dim, 2) / dim)
+            self.register_buffer("table", TABLE)
+            self.plain = rate
+
+        def forward(self, x):
+            return x * self.table
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rotary = Rotary()
+            self.body = nn.Linear(8, 8)
+
+    def serve(x):
+        net = Net()
+        BODY
+        return net(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "body"),
+    [
+        ("rate", "net.half()  # AMP414"),
+        ("rate.cos()", "net = net.cuda().to(torch.bfloat16)  # AMP414"),
+        ("torch.cat([rate, rate])", "net.rotary.to(dtype=torch.float16)  # AMP414"),
+        ("rate", "net.body.half()"),
+        ("rate", "net.to('cuda')"),
+        ("rate", "net.float()"),
+        ("torch.arange(64)", "net.half()"),
+        ("torch.ones(64)", "net.half()"),
+    ],
+)
+def test_tables_that_are_cast_along(table: str, body: str) -> None:
+    check(train=filled(TABLES.replace("TABLE", table), body))
