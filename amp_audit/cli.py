@@ -135,7 +135,7 @@ def _dispatch(words: list[str]) -> int:
 def _audit(words: list[str]) -> int:
     parser = _Parser("")
     _add_recording(parser)
-    _add_reporting(parser)
+    _add_reporting(parser, of_a_run=True)
     options, program = _split(parser, words)
     if options.help:
         return _help(parser, USAGE, ABOUT)
@@ -219,7 +219,7 @@ def _mended(options: argparse.Namespace, scope: Scope) -> tuple[Report | None, i
 def _report(words: list[str]) -> int:
     parser = _Parser("report")
     parser.add_argument("traces", nargs="*", metavar="TRACE", type=Path, help="folders that runs left behind")
-    _add_reporting(parser)
+    _add_reporting(parser, of_a_run=True)
     options = parser.parse_args(words)
     if options.help:
         return _help(parser, "usage: amp-audit report [OPTIONS] TRACE...\n", "Show traces, ranks merged.\n")
@@ -320,7 +320,7 @@ def _add_scope(parser: _Parser) -> None:
     group.add_argument("--force-exclude", action="store_true", help="exclude files given by name too")
 
 
-def _add_reporting(parser: _Parser) -> None:
+def _add_reporting(parser: _Parser, *, of_a_run: bool = False) -> None:
     from amp_audit.report import FORMATS
 
     group = parser.add_argument_group("reporting")
@@ -335,6 +335,19 @@ def _add_reporting(parser: _Parser) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="one line a finding")
     group.add_argument("-v", "--verbose", action="store_true", help="notes and all numbers too")
     group.add_argument("--no-color", action="store_true", help="no colour, whatever the terminal")
+    if of_a_run:
+        meant = "the torch that the program will be run with: say which autocast lists differ from those of this run"
+        group.add_argument("--policy-torch", type=_release, metavar="X.Y", help=meant)
+
+
+def _release(word: str) -> str:
+    from amp_audit import policy
+
+    try:
+        policy.lists("cuda", word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return word
 
 
 def _count_or_all(word: str) -> int | None:
@@ -450,10 +463,11 @@ class _Output:
 
     def _show(self, report: Report | None, code: int) -> int:
         """Print, and hand the exit code through."""
-        from amp_audit.report import render
+        from amp_audit.report import emulated, render
 
         options = self._options
         if report is not None:
+            report = emulated.for_torch(report, getattr(options, "policy_torch", None))
             color = not options.no_color and options.output is None
             render(report, options.format, self._stream, verbose=options.verbose, quiet=options.quiet, color=color)
         if self._stream is not sys.stdout:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from amp_audit import policy
 from amp_audit.chips import parse
+from amp_audit.report.content import Report
 from amp_audit.report.words import listed
 from amp_audit.trace.schema import Header
 
@@ -39,6 +41,13 @@ def table(header: Header) -> str:
 
 def _release(torch: str) -> str:
     return torch.partition("+")[0]
+
+
+def for_torch(report: Report, wanted: str | None) -> Report:
+    """A report that also says what autocast of another torch does otherwise; the same one when none is asked for."""
+    if wanted is None or report.summary is None:
+        return report
+    return replace(report, notes=(*report.notes, *other_torch(report.summary.header, wanted)))
 
 
 def other_torch(header: Header, wanted: str) -> Iterator[str]:
