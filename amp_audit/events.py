@@ -18,6 +18,7 @@ class Kind(str, enum.Enum):
     REGION_ENTER = "region_enter"
     REGION_EXIT = "region_exit"
     FORWARD = "forward"
+    EVALUATE = "evaluate"
     SCALE = "scale"
     BACKWARD = "backward"
     AUTOGRAD_GRAD = "autograd_grad"
@@ -27,6 +28,7 @@ class Kind(str, enum.Enum):
     CLIP = "clip"
     GRAD_READ = "grad_read"
     GRAD_WRITE = "grad_write"
+    HOOK = "hook"
     STEP = "step"
     UPDATE = "update"
     ZERO_GRAD = "zero_grad"
@@ -82,6 +84,10 @@ class Event:
     ``early`` says of an iteration that it ended by continue or return.
     ``detached`` says of a backward that the loss is a leaf of its own, so that no parameter gets a gradient.
     ``divided`` holds what the loss of a backward may have been divided by, besides what normalises it anyway.
+    ``proportional`` says of a change of gradients that it commutes with the loss scale, of a hook, when False, that it
+    makes one that does not.
+    ``ran`` says where models run, for a backward all those that its loss comes from: ``"inside"`` a region that is on,
+    ``"outside"`` of any, or None.
     ``boundaries`` are, of a step or a zero_grad, the boundary tests that had come true when it happened, and of the end
     of an iteration those that had not come true in it. Only the code knows them.
     ``sometimes`` says of a zero_grad that it depends on something that changes from iteration to iteration, of a
@@ -107,6 +113,8 @@ class Event:
     early: bool = False
     detached: bool = False
     divided: frozenset[Id] = frozenset()
+    proportional: bool | None = None
+    ran: str | None = None
     boundaries: frozenset[Boundary] = frozenset()
     sometimes: bool = False
     read: Id | None = None

@@ -66,6 +66,7 @@ class State:
     scalers: Table[Scaler] = ()
     stepped_by: Table[Id] = ()  # optimizer -> the scaler that last stepped it
     stepped: tuple[tuple[Id, ...], bool] | None = None  # by a scaler in this iteration: in which loops, and if skipped
+    trained: Table[str] = ()  # owner -> where it ran for its last backward: inside | outside a region
     reads: Table[str] = ()  # (scaler, where its scale was read) -> fresh | stale: updated since
     regions: tuple[Region, ...] = ()
     ever: frozenset[str] = frozenset()
@@ -122,6 +123,7 @@ def join(one: State, two: State) -> State:
         links=tuple(pair for pair in one.links if pair in two.links),
         scalers=_join(one.scalers, two.scalers, lambda a, b: a if a == b else Scaler(a.site), Scaler()),
         stepped_by=tuple(pair for pair in one.stepped_by if pair in two.stepped_by),
+        trained=tuple(pair for pair in one.trained if pair in two.trained),
         stepped=one.stepped if one.stepped == two.stepped else None,
         reads=tuple(pair for pair in one.reads if pair in two.reads),
         regions=one.regions if one.regions == two.regions else (),
@@ -277,8 +279,15 @@ def _forward(state: State, event: Event, facts: dict[str, object]) -> State:
     return replace(state, regions=(filled, *state.regions[1:]))
 
 
+def _evaluate(state: State, event: Event, facts: dict[str, object]) -> State:
+    """A model runs without gradients. ``trained``: where it ran when there were some."""
+    where = {get(state.trained, owner) for owner in event.owners or ()}
+    facts.update(ran=event.ran, trained=where.pop() if len(where) == 1 else None)
+    return state
+
+
 def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
-    facts.update(scaled=event.scaled, detached=event.detached)
+    facts.update(scaled=event.scaled, detached=event.detached, ran=event.ran)
     if event.detached:
         return state
     owners, assumed = event.owners or (), False
@@ -286,6 +295,9 @@ def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
         owners, assumed = tuple(name for name, _ in state.owners), len(state.owners) > 1
     owners = owners or (ANYONE,)
     facts.update(describe(state, owners, assumed))
+    if event.ran is not None:
+        for owner in event.owners or ():
+            state = replace(state, trained=put(state.trained, owner, event.ran))
     return _change(state, owners, lambda held: gradients.added(held, event, assumed))
 
 
@@ -418,10 +430,15 @@ def _clip(state: State, event: Event, facts: dict[str, object]) -> State:
     return _change(state, seen, lambda held: replace(held, clipped=held.value == "none"))
 
 
+def _hook(state: State, event: Event, facts: dict[str, object]) -> State:
+    facts["proportional"] = event.proportional
+    return state
+
+
 def _grad_write(state: State, event: Event, facts: dict[str, object]) -> State:
     """A write by hand may have divided by the scale, or put gradients where there were none."""
     owners, assumed = concerned(state, event)
-    facts.update(describe(state, owners, assumed))
+    facts.update(describe(state, owners, assumed), proportional=event.proportional)
     plain = ("plain", "unscaled")
     return _change(state, owners, lambda held: held if held.value in plain else replace(held, value="unknown"))
 
@@ -510,6 +527,7 @@ _HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
     Kind.REGION_ENTER: _region_enter,
     Kind.REGION_EXIT: _region_exit,
     Kind.FORWARD: _forward,
+    Kind.EVALUATE: _evaluate,
     Kind.BACKWARD: _backward,
     Kind.AUTOGRAD_GRAD: _autograd_grad,
     Kind.SCALE_READ: _scale_read,
@@ -518,6 +536,7 @@ _HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
     Kind.CLIP: _clip,
     Kind.GRAD_READ: _touch,
     Kind.GRAD_WRITE: _grad_write,
+    Kind.HOOK: _hook,
     Kind.STEP: _step,
     Kind.UPDATE: _update,
     Kind.SCHEDULER_STEP: _scheduler_step,

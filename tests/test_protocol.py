@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_audit.events import Event, Kind, Via
+from amp_audit.events import Boundary, Event, Kind, Via
 from amp_audit.protocol import ANYONE, State, advance, forget, get, join
 
 torch = pytest.importorskip("torch")
@@ -470,6 +470,10 @@ EVENTS = st.builds(
     dtype=st.sampled_from(["float16", "bfloat16", "float32", None]),
     enabled=st.sampled_from([True, False, None]),
     cache=st.booleans(),
+    ran=st.sampled_from(["inside", "outside", None]),
+    boundaries=st.sampled_from([frozenset(), frozenset({Boundary("n", "i", 0)}), frozenset({Boundary(2, "i", 1)})]),
+    loops=st.sampled_from([(), (1,), (1, 2)]),
+    read=st.sampled_from(["here", None]),
 )
 
 

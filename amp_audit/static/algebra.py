@@ -111,7 +111,8 @@ def _tensor_arithmetic(op: str, left: Value, right: Value) -> Tensor:
     by_hand = op == "*" and _may_be_scale(other)
     doubt = any(t.doubt for t in both) or len(scaled) > 1 or by_hand
     dtype = dtypes.pop() if len(dtypes) == 1 else None
-    return Tensor(owners, dtype, None if doubt else scaled.pop(), doubt, divided=_divisors(op, both, other))
+    ran: frozenset[str] = frozenset().union(*(t.ran for t in both))
+    return Tensor(owners, dtype, None if doubt else scaled.pop(), doubt, False, _divisors(op, both, other), ran)
 
 
 def descaled(op: str, left: Value, right: Value) -> Scale | None:

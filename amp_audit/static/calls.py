@@ -233,7 +233,7 @@ class Caller(Evaluator):
         name = "forward" if instance.model and "__call__" not in methods else "__call__"
         method = methods.get(name)
         if instance.model:
-            self.effects.forward(instance.id, node.at, world)
+            self.effects.forward(instance, node.at, world)
         if method is not None and self.heat.function(method[1]):
             func = Func(method[0].module, method[1], instance, {}, method[0])
             if len(world.frames) <= MAX_DEPTH and not any(frame.function is method[1] for frame in world.frames):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind
-from amp_audit.protocol import forget, get, region_dtype
+from amp_audit.protocol import forget, get, live_region, region_dtype
 from amp_audit.static import ir
 from amp_audit.static.boundaries import ACCUMULATION
 from amp_audit.static.ducks import Ducks
 from amp_audit.static.hot import dotted
-from amp_audit.static.lineage import FROZEN, UNCACHED, UNSEEN, computed_in, known, owners_of, together, with_children
+from amp_audit.static.lineage import FROZEN, UNCACHED, UNSEEN, computed_in, together, with_children
 from amp_audit.static.values import (
     GRADIENT,
-    NONE,
     External,
     Func,
     Instance,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     pass
 
 NO_GRAD_NAMES = frozenset({"torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad"})
+_LOSS = re.compile(r"loss|criterion", re.IGNORECASE)
 _FACTS_OF_TENSORS = frozenset({"shape", "device", "dtype", "ndim", "requires_grad", "is_cuda"})
 
 
@@ -72,7 +73,9 @@ class Contexts(Ducks):
             )
         elif isinstance(value, NoGrad):
             world.no_grad += 1
-        elif isinstance(value, Symbol):
+        elif _veils(value):
+            world.veiled += 1
+        if isinstance(value, Symbol):
             return Symbol(short(f"{value.key} entered"), value.text, True, True)
         return value
 
@@ -80,6 +83,8 @@ class Contexts(Ducks):
         """Leave a context; regions entered inside it (ExitStack) end with it."""
         if isinstance(value, NoGrad):
             world.no_grad = max(0, world.no_grad - 1)
+        elif _veils(value):
+            world.veiled = max(0, world.veiled - 1)
         while len(world.state.regions) > depth:
             region = world.state.regions[-1]
             self.walker.emit(world, Event(Kind.REGION_EXIT, region=region.id), at)
@@ -109,21 +114,12 @@ class Contexts(Ducks):
         return Method(base, name)
 
     def set_attribute(self, base: Value, target: ir.Attr, value: Value, world: World) -> None:
-        if target.name in ("grad", "data") and isinstance(base, (Parameters, Method)):
-            self._write_grad(base, value, target, world)
         if isinstance(base, Instance):
             world.heap[(base.id, target.name)] = _texted(value, target)
         elif isinstance(base, Symbol):
             world.heap[(base.key, target.name)] = _texted(value, target)
         elif isinstance(base, Package) and base.module is not None:
             world.globals[(base.module.path, target.name)] = value
-
-    def _write_grad(self, base: Parameters | Method, value: Value, target: ir.Attr, world: World) -> None:
-        if isinstance(base, Parameters) and target.name == "grad":
-            kind = Kind.ZERO_GRAD if value == NONE else Kind.GRAD_WRITE
-            self.walker.emit(world, Event(kind, owners=known(base.owners)), target.at)
-        elif isinstance(base, Method) and base.name == "grad":
-            self.walker.emit(world, Event(Kind.GRAD_WRITE, owners=known(owners_of(base.base))), target.at)
 
     def descale(self, made: Value, scale: Scale, at: int, world: World) -> Value:
         """What is left of something scaled that was divided by the scale."""
@@ -141,7 +137,8 @@ class Contexts(Ducks):
             made = Tensor() if world.no_grad else together(fed, region_dtype(world.state))
             compares = len(values) > 1 and not isinstance(callee, Tensor)  # a loss is made here, of what was computed
             known_divisors = made.divided - UNSEEN if compares else made.divided
-            return replace(made, divided=known_divisors | _perhaps_divided(callee))
+            ran = made.ran | self._ran_unseen(callee, world)
+            return replace(made, divided=known_divisors | _perhaps_divided(callee), ran=ran)
         live = region_dtype(world.state)
         if live is not None and not world.no_grad and isinstance(callee, Func):
             models = [item for item in given if isinstance(item, Instance) and item.model]
@@ -154,7 +151,7 @@ class Contexts(Ducks):
         return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))
 
     def _run(self, model: Instance, at: int, world: World) -> Tensor:
-        self.forward(model.id, at, world)
+        self.forward(model, at, world)
         made = self.output(model, None, [], {}, world)
         return made if isinstance(made, Tensor) else Tensor()
 
@@ -174,12 +171,46 @@ class Contexts(Ducks):
         parts = with_children(model.id, world)
         own = frozenset(part for part in parts if world.heap.get((part, FROZEN)) != Literal.of(True))
         inner = given.dtype if isinstance(given, Tensor) else None
-        made = Tensor(own, computed_in(world) or inner)
+        made = Tensor(own, computed_in(world) or inner, ran=self._runs(model, world))
         return together([*fed, made], made.dtype)
 
-    def forward(self, owner: Hashable, at: int, world: World) -> None:
-        if not world.no_grad and world.heap.get((owner, UNCACHED)) != Literal.of(True):
-            self.walker.emit(world, Event(Kind.FORWARD, owners=(owner,)), at)
+    def _runs(self, model: Instance, world: World) -> frozenset[str]:
+        """Where a model runs. What is called a loss has no weights to cast, so where it runs says nothing."""
+        if model.cls is not None and _LOSS.search(model.cls.cls.name):
+            return frozenset()
+        if world.veiled or self.walker.heat.models_cast:
+            return frozenset({"unknown"})
+        if not world.state.regions:
+            return frozenset({"outside"})
+        return frozenset({"inside" if live_region(world.state) else "off"})
+
+    def _ran_unseen(self, callee: Value, world: World) -> frozenset[str]:
+        """Code that is not followed may run a model where it is called, unless it is called a loss."""
+        if isinstance(callee, (External, Tensor, Instance)) or not world.state.regions:
+            return frozenset()
+        name = callee.text if isinstance(callee, Symbol) else key_of(callee)
+        return frozenset() if _LOSS.search(name.rpartition(".")[2]) else frozenset({"unknown"})
+
+    def forward(self, model: Instance, at: int, world: World) -> None:
+        """A model is called: weights are cast, or nothing but its output is wanted."""
+        if world.no_grad:
+            ran = place_of(self._runs(model, world))
+            self.walker.emit(world, Event(Kind.EVALUATE, owners=(model.id,), ran=ran), at)
+        elif world.heap.get((model.id, UNCACHED)) != Literal.of(True):
+            self.walker.emit(world, Event(Kind.FORWARD, owners=(model.id,)), at)
+
+
+def place_of(ran: frozenset[str]) -> str | None:
+    """Where models ran, if all of them ran in the same place and it is known."""
+    where = next(iter(ran)) if len(ran) == 1 else None
+    return where if where in ("inside", "outside") else None
+
+
+def _veils(value: Value) -> bool:
+    """Whether a context may be a region that nobody sees."""
+    if isinstance(value, External):
+        return not value.dotted.startswith(("contextlib.", "torch."))
+    return isinstance(value, (Symbol, Instance, Method))
 
 
 def _perhaps_divided(callee: Value) -> frozenset[Hashable]:

@@ -72,6 +72,10 @@ class Vocabulary:
             return True
         return bool(self.called & {"step", "update", "scale"}) and any(map(_SCALER.search, self.words))
 
+    def looks_on(self) -> bool:
+        """Whether the code evaluates a model."""
+        return "eval" in self.called and not self.words.isdisjoint({"no_grad", "inference_mode"})
+
 
 class Heat:
     """Answers for the modules of one project; what calls a hot function by name is hot as well."""
@@ -91,7 +95,11 @@ class Heat:
             names |= fresh
             warm = [f for f in waiting if not fresh.isdisjoint(_reached(f, spoken[id(f)]))]
         self._names = names
+        self.models_cast = any(f.name == "forward" and _casts(f) for f in functions)
         self._calm = {id(f) for f in functions if id(f) in self._hot and not _makes_events(spoken[id(f)])}
+        self._spectators = {id(f) for f in functions if id(f) not in self._hot and spoken[id(f)].looks_on()}
+        self._hot |= self._spectators
+        self._calm |= self._spectators
         self._memo: dict[int, tuple[object, bool, bool]] = {}
         self._methods: dict[str, Mapping[str, frozenset[str]]] = {}
 
@@ -115,6 +123,10 @@ class Heat:
         if function.name == "<lambda>":
             return self.matters(function.body)
         return id(function) in self._hot
+
+    def spectates(self, function: ir.Function) -> bool:
+        """Whether a function only runs models without gradients: of interest to what trains them, not by itself."""
+        return id(function) in self._spectators
 
     def calm(self, function: ir.Function) -> bool:
         """Whether a function is hot for its regions alone: nothing trains there, so its branches need no paths."""
@@ -164,6 +176,12 @@ def _aliases(modules: Iterable[ir.Module]) -> frozenset[str]:
         for local, target in statement.bindings
         if target.rpartition(".")[2] in CALLED | MENTIONED and local != target.rpartition(".")[2]
     )
+
+
+def _casts(function: ir.Function) -> bool:
+    """Whether a function enters a region of its own."""
+    decorators = (word for decorator in function.decorators for word in _spoken_in(decorator).words)
+    return "autocast" in function.words or "autocast" in decorators
 
 
 def _makes_events(spoken: Vocabulary) -> bool:

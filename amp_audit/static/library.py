@@ -88,6 +88,7 @@ class Library(Methods):
     """Turns calls of library functions into events and values."""
 
     def _external(self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        self.reads(name, [*args, *named.values()], node.at, world)
         if name in SCALERS:
             return self._new_scaler(node, argument(args, named, "enabled", _ENABLED_AT.get(name)), world)
         if name in AUTOCASTS:
@@ -96,6 +97,9 @@ class Library(Methods):
             if args and isinstance(args[0], Func):
                 return [(args[0], world)]
             return [(NoGrad(), world)]
+        if name == "torch.clear_autocast_cache":
+            self.walker.emit(world, Event(Kind.CACHE_CLEAR), node.at)
+            return [(NONE, world)]
         if name in ENDS:
             return [(External("builtins.exit"), world)]
         if name in CLIPS:

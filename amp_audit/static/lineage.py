@@ -77,7 +77,8 @@ def together(tensors: list[Tensor], dtype: str | None) -> Tensor:
     doubt = any(t.doubt for t in tensors) or len(scaled) > 1
     word = dtype or (dtypes.pop() if len(dtypes) == 1 else None)
     divided: frozenset[Hashable] = frozenset().union(*(t.divided for t in tensors))
-    return Tensor(owners, word, None if doubt else scaled.pop(), doubt, all(t.leaf for t in tensors), divided)
+    ran: frozenset[str] = frozenset().union(*(t.ran for t in tensors))
+    return Tensor(owners, word, None if doubt else scaled.pop(), doubt, all(t.leaf for t in tensors), divided, ran)
 
 
 def scaled(value: Value, scaler: Hashable) -> Value:

@@ -10,7 +10,8 @@ from amp_audit.events import Event, Kind, Via
 from amp_audit.protocol import LOW_PRECISION, region_dtype
 from amp_audit.static import ir
 from amp_audit.static.algebra import combine, descaled
-from amp_audit.static.contexts import Contexts
+from amp_audit.static.byhand import ByHand, is_gradient, is_weights
+from amp_audit.static.contexts import place_of
 from amp_audit.static.ducks import OWNING, SCALER_NAME, tail, tail_of
 from amp_audit.static.hot import is_scheduler
 from amp_audit.static.lineage import (
@@ -19,7 +20,6 @@ from amp_audit.static.lineage import (
     UNSEEN,
     dtype_of,
     known,
-    owners_of,
     scaled,
     together,
     with_children,
@@ -59,7 +59,7 @@ _OPERATORS = {"div": "/", "div_": "/", "true_divide": "/", "mul": "*", "mul_": "
 SAME = frozenset({"to", "cuda", "cpu", "train", "eval", "requires_grad_", "half", "float", "bfloat16", "double", "xpu"})
 
 
-class Methods(Contexts):
+class Methods(ByHand):
     """Turns method calls into events and values."""
 
     def _method(
@@ -76,13 +76,18 @@ class Methods(Contexts):
             return [(self._state_dict(name, "scheduler") or NONE, world)]
         if isinstance(base, Instance):
             return self._model(base.id, base, name, node, args, named, world)
-        if isinstance(base, Tensor):
+        if isinstance(base, Tensor) and not is_gradient(base):
             return self._tensor(base, name, node, args, named, world)
         if isinstance(base, (Region, NoGrad)):
             return self._context(base, name, node, world)
-        if isinstance(base, Method) and base.name == "grad" and name.endswith("_"):
-            kind = Kind.ZERO_GRAD if name == "zero_" else Kind.GRAD_WRITE
-            self.walker.emit(world, Event(kind, owners=known(owners_of(base.base))), node.at)
+        if is_gradient(base):
+            made = self.of_gradient(base, name, node, args, world)
+            return [(made or self.result(method, node, args, named, world), world)]
+        if name == "register_hook" and isinstance(base, Parameters):
+            self.hooked(base, args[0] if args else None, node.at, world)
+        elif is_weights(base):
+            kept = self.of_weights(base, name, node.at, world)
+            return [(kept or self.result(method, node, args, named, world), world)]
         if isinstance(base, Items) and name in ("append", "extend") and args and isinstance(node.func, ir.Attr):
             more = args[:1] if name == "append" else args[0].items if isinstance(args[0], Items) else args[:1]
             self.walker.bind(node.func.base, Items((*base.items, *more)), world)
@@ -265,6 +270,8 @@ class Methods(Contexts):
     ) -> Results:
         if name == "backward":
             return self._backward(tensor, node, world)
+        if name == "register_hook":
+            self.hooked(tensor, args[0] if args else None, node.at, world)
         if name in ("detach", "item", "tolist", "numpy"):
             if name == "detach":
                 return [(Tensor(), world)]
@@ -289,6 +296,7 @@ class Methods(Contexts):
                 scaled=scaled,
                 dtype=whole.dtype,
                 divided=whole.divided,
+                ran=place_of(whole.ran),
                 detached=all(loss.leaf for loss in losses),
             )
         else:
@@ -361,12 +369,14 @@ class Methods(Contexts):
         self, callee: Symbol, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Results:
         fed = any(isinstance(item, Tensor) for value in (*args, *named.values()) for item in inside(value))
+        if self.is_model(callee, world):
+            self.forward(Instance(callee.key, None, True), node.at, world)
         if self.is_model(callee, world) and not world.no_grad:
-            self.forward(callee.key, node.at, world)
             return [(self.output(Instance(callee.key, None, True), None, args, named, world), world)]
         live = region_dtype(world.state)
         if live is not None and not fed and not world.no_grad and not isinstance(node.func, ir.Attr):
-            return [(Tensor(frozenset(), live, divided=UNSEEN), world)]
+            return [(Tensor(frozenset(), live, divided=UNSEEN, ran=frozenset({"unknown"})), world)]
+        self.reads(node.func.name if isinstance(node.func, ir.Attr) else "", [*args, *named.values()], node.at, world)
         return [(self.result(callee, node, args, named, world), world)]
 
     def _save(self, value: Value, node: ir.Call, world: World) -> None:

@@ -198,7 +198,8 @@ def _unbound(function: ir.Function) -> bool:
 
 def _orphans(module: ir.Module, heat: Heat) -> list[tuple[ir.Function, ClassRef | None]]:
     """Hot functions and methods, those first that no other one mentions."""
-    found = [(f, ClassRef(module, c) if c else None) for f, c in definitions(module.body) if heat.function(f)]
+    hot = [(f, c) for f, c in definitions(module.body) if heat.function(f) and not heat.spectates(f)]
+    found = [(f, ClassRef(module, c) if c else None) for f, c in hot]
     mentioned = frozenset().union(*(f.words for f, _ in found)) if found else frozenset()
     return sorted(found, key=lambda pair: (pair[0].name in mentioned, pair[0].name == "__init__", pair[0].at))
 

@@ -125,6 +125,7 @@ class Tensor:
     """A tensor on its way to a loss. ``scaled``: the id of the scaler whose scale it carries; ``doubt``: it may carry
     one that was not seen. ``dtype``: of the autocast region in which it was computed. ``leaf``: made anew from a
     number, so that no gradient gets past it. ``divided``: what it may have been divided by, or multiplied with.
+    ``ran``: where the models it comes from ran: inside a region, outside of any, where autocast is off, unknown.
     """
 
     owners: Owners = frozenset()
@@ -133,6 +134,7 @@ class Tensor:
     doubt: bool = False
     leaf: bool = False
     divided: frozenset[Hashable] = frozenset()
+    ran: frozenset[str] = frozenset()
 
 
 GRADIENT = Tensor(doubt=True)

@@ -88,7 +88,11 @@ class Walker(Caller):
     def _augment(self, statement: ir.Augment, world: World, flow: Flow) -> None:
         binary = ir.Binary(statement.at, statement.op, statement.target, statement.value)
         for value, after in self.eval(binary, world):
-            self.bind(statement.target, value, after)
+            target = statement.target
+            if isinstance(target, ir.Attr) and self.effects.changed(target, statement.op, after):
+                flow.fall.append(after)
+                continue
+            self.bind(target, value, after)
             flow.fall.append(after)
 
     def _return(self, statement: ir.Return, world: World, flow: Flow) -> None:

@@ -83,7 +83,8 @@ class Frame:
 class World:
     """``heap``: attributes of instances and of symbols; ``globals``: module-level names by (path, name).
 
-    ``stamp`` names the iteration of the loops around, ``no_grad`` counts entered no_grad regions. ``left`` is the last
+    ``stamp`` names the iteration of the loops around, ``no_grad`` counts entered no_grad regions, ``veiled`` contexts
+    that may be anything. ``left`` is the last
     early return or continue, with the trail as it was there; ``rounds`` are the trails where each loop's round began.
     ``dead``: torch has refused a call, and the program with it. ``cases``: where paths have met, what each of them had
     decided; one of these holds (none: nothing is known). Thus ``if a and b`` takes the same arm the next time, though
@@ -99,6 +100,7 @@ class World:
     trail: Trail[Place] | None = None
     stamp: tuple[int, ...] = ()
     no_grad: int = 0
+    veiled: int = 0
     left: tuple[Place, Trail[Place] | None] | None = None
     rounds: tuple[Trail[Place] | None, ...] = ()
     dead: bool = False
@@ -124,6 +126,7 @@ class World:
             self.trail,
             self.stamp,
             self.no_grad,
+            self.veiled,
             self.left,
             self.rounds,
             self.dead,
@@ -357,8 +360,10 @@ def _tells(key: Hashable, value: Value, deciding: frozenset[str] | None) -> bool
 
 
 def _outline(value: Value) -> Value:
-    """A tensor without the owners it leads back to and its divisors, which are joined where worlds meet."""
-    return replace(value, owners=frozenset(), divided=frozenset()) if isinstance(value, Tensor) else value
+    """A tensor without what it leads back to and its divisors, which are joined where worlds meet."""
+    return (
+        replace(value, owners=frozenset(), divided=frozenset(), ran=frozenset()) if isinstance(value, Tensor) else value
+    )
 
 
 def _is_data(value: Value) -> bool:
@@ -388,5 +393,6 @@ def either(one: Value, two: Value) -> Value:
             None if doubt else one.scaled,
             doubt,
             divided=one.divided | two.divided,
+            ran=one.ran | two.ran,
         )
     return Symbol(short(f"either({key_of(one)},{key_of(two)})"))
