@@ -21,6 +21,7 @@ from pathlib import Path
 
 from amp_audit import rulebook
 from amp_audit.static import selection, sources
+from amp_audit.static.screen import screen
 
 PARSE = """
 import sys, libcst
@@ -44,7 +45,7 @@ def surviving(folder: Path) -> list[str]:
     """The files of a folder that the prefilter lets through."""
     root = os.path.abspath(folder)
     files = sources.find([root])
-    found = selection.select(files, root, selection.triggers(rulebook.load()))
+    found = selection.select(files, root, screen(rulebook.load()))
     return sorted({*found.checked, *found.context})
 
 

@@ -18,7 +18,8 @@ from amp_audit.static.loading import lower_all
 from amp_audit.static.position import LoweringError
 from amp_audit.static.project import Project
 from amp_audit.static.raw import RawFinding
-from amp_audit.static.selection import Selection, local_imports, root_of, select, triggers
+from amp_audit.static.screen import screen
+from amp_audit.static.selection import Selection, local_imports, root_of, select
 from amp_audit.static.sources import STDIN, Gathered, Source, Unreadable, decode, gather
 
 
@@ -70,10 +71,10 @@ def check_files(gathered: Gathered, book: Rulebook, options: Options) -> CheckRe
 def _check(
     groups: Mapping[str, Sequence[str]], book: Rulebook, options: Options, given: Mapping[str, bytes]
 ) -> CheckResult:
-    pattern = triggers(book)
+    sieve = screen(book)
     outcomes = []
     for root, own in groups.items():
-        selection = select(own, root, pattern, prefilter=options.prefilter, given=given)
+        selection = select(own, root, sieve, prefilter=options.prefilter, given=given)
         outcomes.append(_Outcome(selection, book, options))
         outcomes[-1].run()
     found = [finding for outcome in outcomes for finding in outcome.findings]
@@ -113,6 +114,10 @@ class _Outcome:
 
     def run(self) -> None:
         self.skipped = self.selection.skipped
+        if self.selection.left_out:
+            self.notes.append(
+                f"{self.selection.root}: what the files import was read in part, since it is a whole library"
+            )
         for path, error in self.selection.failed.items():
             self._fail(path, error)
         files = {file.source.path: file for file in self._files()}
@@ -135,7 +140,9 @@ class _Outcome:
             module = lowered[source.path]
             if isinstance(module, LoweringError):
                 cell, line = source.place(module.line)
-                self._give_up(source.path, Unreadable(str(module), line, module.column, cell))
+                self._give_up(
+                    source.path, Unreadable(str(module), line, source.column(module.line, module.column), cell)
+                )
             else:
                 yield File(source, module)
 

@@ -53,7 +53,9 @@ class File:
         place = self._positions(at)
         cell, line = self.source.place(place.line)
         _, end_line = self.source.place(place.end_line)
-        return Location(self.source.path, line, place.column, end_line, place.end_column, cell)
+        column = self.source.column(place.line, place.column)
+        end_column = self.source.column(place.end_line, place.end_column)
+        return Location(self.source.path, line, column, end_line, end_column, cell)
 
     @cached_property
     def _statements(self) -> tuple[list[int], list[str]]:
@@ -216,7 +218,8 @@ def _text(step: RawStep) -> str:
 def _idle(directive: Directive, file: File, book: Rulebook) -> Finding:
     rule = book[UNUSED]
     cell, line = file.source.place(directive.line)
-    place = Location(file.source.path, line, directive.column, line, directive.end_column, cell)
+    column, end_column = (file.source.column(directive.line, each) for each in (directive.column, directive.end_column))
+    place = Location(file.source.path, line, column, line, end_column, cell)
     message = directive.problem or f"nothing for {directive.word} to ignore here"
     mark = fingerprint(file.inside, UNUSED, "", directive.word, directive.line)
     return replace(_tool_finding(rule, message, place, mark), fix=_without(directive, file))

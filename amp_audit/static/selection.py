@@ -1,34 +1,29 @@
-"""Which files can matter, decided on their bytes: the prefilter.
+"""Which files to read: those that can matter (``screen``), and what lies around them.
 
-A file survives when it holds a trigger word, that is, a name of mixed precision. Around the survivors lies context:
-what they import, however far, since calls are followed there and numbers count there; training code that imports
-its way to a survivor, since it may hold the other half of an order mistake; and models that a program may build without
-naming them in an import: those of the package that enters autocast, and those where a program imports by a computed
-name. All else is skipped, unread.
+Around the survivors lies context: what they import, however far, since calls are followed there and numbers count
+there; training code that imports its way to a survivor, since it may hold the other half of an order mistake; and
+models that a program may build without naming them in an import: those of the package that enters autocast, and those
+where a program imports by a computed name. All else is skipped, unparsed.
+
+Where the survivors import a whole library, the nearest of it are context, up to a limit.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from amp_audit.rulebook import Rulebook
 from amp_audit.static.layout import Layout
+from amp_audit.static.screen import EVERYTHING, TRAINING, Screen
 from amp_audit.static.sources import STDIN, Unreadable, read_bytes
 
-_VOCABULARY = (
-    rb"autocast|GradScaler|grad_scaler|unscale_|amp\b(?<!\wamp)|apex\b|float16|half\b|HalfTensor|Half\b|fp16|bf16"
-    rb"|accelerat|Accelerat|mixed_precision|deepspeed|lightning|caler\s*\.\s*(?:scale|step|update)\b"
-)
-"""Words of mixed precision that any rule may rest on; those of ``call`` detectors are added from the rule files.
+CONTEXT_LIMIT = 3_000_000
+"""Bytes of context that are read beside the files that matter themselves; what a project of its own imports is less."""
 
-Each alternative begins with a letter as such: Python's regular expressions then skip ahead ten times faster.
-"""
-
-_TRAINING = re.compile(rb"backward\b|step\s*\(|clip_grad|zero_grad|autograd|state_dict|torch\s*\.\s*save")
 _AUTOCAST = re.compile(rb"autocast\b")
 _MODEL = re.compile(rb"def[ \t]+forward\b")
 _LOADS_BY_NAME = re.compile(rb"import_module\b|__import__\b|importlib\b")
@@ -37,29 +32,6 @@ _IMPORT = re.compile(
 )
 _COMMENT = re.compile(rb"#[^\n]*")
 _WORD = re.compile(rb"[.\w]+")
-
-
-def triggers(book: Rulebook) -> re.Pattern[bytes]:
-    """A pattern that every file matches in which a rule could speak."""
-    names = {
-        _telling_name(target)
-        for rule in book.rules.values()
-        for detector in rule.static
-        if detector.kind == "call"
-        for target in detector.targets
-    }
-    extra = b"".join(rb"|%s\b" % re.escape(name).encode() for name in sorted(names) if name.isidentifier())
-    return re.compile(_VOCABULARY + extra)
-
-
-def _telling_name(target: str) -> str:
-    """The word that a file must hold to call ``target``: of a method its class's, of another library the library's;
-    the vocabulary has both."""
-    if not target.startswith("torch."):
-        return target.partition(".")[0]
-    owner, _, name = target.rpartition(".")
-    owner = owner.rpartition(".")[2]
-    return owner if owner[:1].isupper() else name
 
 
 def root_of(path: str, searched: Sequence[str] = ()) -> str:
@@ -102,7 +74,7 @@ class Selection:
 
     ``checked`` are those asked for that can matter, ``context`` those read for their sake, ``skipped`` the number of
     files asked for that cannot matter, ``failed`` those that could not be read. ``telling`` are the files with a
-    trigger word: of these alone it matters when they are no Python.
+    trigger word: of these alone it matters when they are no Python. ``left_out``: not all context is there.
     """
 
     root: str
@@ -111,31 +83,33 @@ class Selection:
     skipped: int = 0
     failed: dict[str, Unreadable] = field(default_factory=dict)
     telling: frozenset[str] = frozenset()
+    left_out: bool = False
 
 
 def select(
     paths: Sequence[str],
     root: str,
-    pattern: re.Pattern[bytes],
+    sieve: Screen,
     *,
     prefilter: bool = True,
     given: Mapping[str, bytes] | None = None,
 ) -> Selection:
     """Sort the files of one project into those to lower and those to skip. ``given``: bytes of files as they are not
     on the disk."""
-    return _Selector(paths, root, pattern, given or {}).select(prefilter)
+    return _Selector(paths, root, sieve, given or {}).select(prefilter)
 
 
 class _Selector:
-    def __init__(self, paths: Sequence[str], root: str, pattern: re.Pattern[bytes], given: Mapping[str, bytes]) -> None:
+    def __init__(self, paths: Sequence[str], root: str, sieve: Screen, given: Mapping[str, bytes]) -> None:
         self.paths = paths
         self.root = root
-        self.pattern = pattern
+        self.sieve = sieve
         self.data = {path: given[path] for path in paths if path in given}
         self.failed: dict[str, Unreadable] = {}
         self.imports: dict[str, tuple[str, ...]] = {}
         self._matched: dict[str, bool] = {}
         self._dead: set[str] = set()
+        self.left_out = False
 
     @cached_property
     def layout(self) -> Layout:
@@ -144,19 +118,38 @@ class _Selector:
     def select(self, prefilter: bool) -> Selection:
         given = [path for path in self.paths if self.read(path)]
         alive = [path for path in given if not prefilter or self._matters(self._key(path))]
-        if alive:
-            chosen = set(alive)
-            alive += [path for path in given if path not in chosen and self._trains_with(path)]
-        around = self._closure(alive)
         if prefilter:
-            alive += self._unnamed_models([path for path in given if path not in set(alive)], around | set(alive))
-            around = self._closure(alive)
+            alive += self._around(given, alive)
+        around = self._closure(alive, limit=CONTEXT_LIMIT if prefilter else None)
         names = {os.path.abspath(path): path for path in given}
         checked = {path: self.data[path] for path in given if path in set(alive) or os.path.abspath(path) in around}
         context = {path: self.data[path] for path in sorted(around - names.keys())}
         failed = {path: error for path, error in self.failed.items() if path in set(self.paths)}
         telling = frozenset(path for path in (*checked, *context) if self._matters(self._key(path)))
-        return Selection(self.root, checked, context, len(given) - len(checked), failed, telling)
+        return Selection(self.root, checked, context, len(given) - len(checked), failed, telling, self.left_out)
+
+    def _around(self, given: Sequence[str], alive: Sequence[str]) -> list[str]:
+        """Of the other files those that train with the ones alive, and the models that these may build unnamed."""
+        if not alive:
+            return []
+        chosen = set(alive)
+        others = [path for path in given if path not in chosen]
+        trained = [path for path in others if self._trains_with(path)]
+        chosen.update(trained)
+        programs = self._closure([*alive, *trained], limit=CONTEXT_LIMIT) | chosen
+        models = self._unnamed_models([path for path in others if path not in chosen], programs)
+        return self._within(CONTEXT_LIMIT, [*trained, *models])
+
+    def _within(self, limit: int, paths: Sequence[str]) -> list[str]:
+        """As many of some files as ``limit`` bytes hold."""
+        found = []
+        for path in paths:
+            limit -= len(self.data[path])
+            if limit < 0:
+                self.left_out = True
+                break
+            found.append(path)
+        return found
 
     def read(self, path: str) -> bool:
         """Whether the bytes of a file are at hand now."""
@@ -169,7 +162,7 @@ class _Selector:
 
     def _trains_with(self, path: str) -> bool:
         """Whether a file without trigger words trains, and imports its way to a file with some."""
-        return _TRAINING.search(self.data[path]) is not None and self._reaches(path)
+        return TRAINING.search(self.data[path]) is not None and self._reaches(path)
 
     def _unnamed_models(self, others: Iterable[str], programs: Iterable[str]) -> list[str]:
         """Those of the other files that hold models which the programs may build without importing them by name."""
@@ -206,20 +199,28 @@ class _Selector:
     def _matters(self, path: str) -> bool:
         if path not in self._matched:
             data = self._bytes(path)
-            self._matched[path] = data is not None and self.pattern.search(data) is not None
+            self._matched[path] = data is not None and self.sieve.matters(data)
         return self._matched[path]
 
-    def _closure(self, paths: Iterable[str]) -> set[str]:
-        """The absolute paths of what ``paths`` import, directly or not."""
-        queue = [self._key(path) for path in paths]
+    def _closure(self, paths: Iterable[str], limit: int | None = None) -> set[str]:
+        """The absolute paths of what ``paths`` import, directly or not, nearest first until there is more than
+        ``limit`` bytes of it."""
+        queue = deque(self._key(path) for path in paths)
         seen = set(queue)
         found: set[str] = set()
+        size = 0
         while queue:
-            for path in self._loaded(queue.pop()):
-                if path not in seen and self._bytes(path) is not None:
-                    seen.add(path)
-                    found.add(path)
-                    queue.append(path)
+            for path in self._loaded(queue.popleft()):
+                data = None if path in seen else self._bytes(path)
+                if data is None:
+                    continue
+                seen.add(path)
+                size += len(data)
+                if limit is not None and size > limit:
+                    self.left_out = True
+                    return found
+                found.add(path)
+                queue.append(path)
         return found
 
     def _key(self, path: str) -> str:
@@ -267,4 +268,4 @@ def _is_dotted(part: bytes) -> bool:
 
 def local_imports(path: str, root: str | None = None) -> list[str]:
     """The files that a script imports from its own project, however far, in the order of their paths."""
-    return list(select([path], root or root_of(path), re.compile(b""), prefilter=False).context)
+    return list(select([path], root or root_of(path), EVERYTHING, prefilter=False).context)

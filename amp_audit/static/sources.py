@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import os
-import re
 import subprocess
 import sys
 import tokenize
-import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any
-
-from amp_audit.static.position import LoweringError
 
 SUFFIXES = (".py", ".pyw", ".ipynb")
 STDIN = "<stdin>"
@@ -43,7 +36,8 @@ class Unreadable(Exception):
 @dataclass(frozen=True, slots=True)
 class Source:
     """The text of one file. For a notebook ``text`` joins its code cells and ``starts`` / ``cells`` say where from:
-    the cell with index ``cells[i]`` among all cells begins at line ``starts[i]`` of the text.
+    the cell with index ``cells[i]`` among all cells begins at line ``starts[i]`` of the text. ``taken`` are the
+    characters that a line of the text has lost at its beginning: indentation of the cell, a magic before code.
 
     ``broken`` are the cells that no Python could be made of; they are blank in ``text``.
     """
@@ -53,6 +47,7 @@ class Source:
     starts: tuple[int, ...] = ()
     cells: tuple[int, ...] = ()
     broken: tuple[Unreadable, ...] = ()
+    taken: Mapping[int, int] = field(default_factory=dict)
 
     def place(self, line: int) -> tuple[int | None, int]:
         """A line of ``text`` as (cell or None, line in the file or cell)."""
@@ -60,6 +55,10 @@ class Source:
             return None, line
         index = max(0, bisect_right(self.starts, line) - 1)
         return self.cells[index], line - self.starts[index] + 1
+
+    def column(self, line: int, column: int) -> int:
+        """A column of a line of ``text`` as that of the file or cell."""
+        return column + self.taken.get(line, 0)
 
 
 # Finding files
@@ -227,7 +226,9 @@ def read_bytes(path: str) -> bytes:
 def decode(path: str, data: bytes) -> Source:
     """The source in the bytes of a file, decoded as PEP 263 says. Raises Unreadable."""
     if path.endswith(".ipynb"):
-        return _notebook(path, data)
+        from amp_audit.static.notebooks import read
+
+        return read(path, data)
     return Source(path, _text(data))
 
 
@@ -251,116 +252,3 @@ def _encoding(data: bytes) -> str:
         if "missing encoding" in str(error):  # it is UTF-8 then, and decoding it will say where it is not
             return "utf-8"
         raise
-
-
-# Notebooks
-
-
-def _notebook(path: str, data: bytes) -> Source:
-    try:
-        content = json.loads(data.decode("utf-8-sig"))
-        cells = list(_cells(content))
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise Unreadable(f"not a notebook: {error}") from None
-    if not _is_python(content):
-        return Source(path, "")
-    lines: list[str] = []
-    starts: list[int] = []
-    broken: list[Unreadable] = []
-    for index, text in cells:
-        starts.append(len(lines) + 1)
-        try:
-            lines += _lines(_python(text))
-        except LoweringError as error:
-            broken.append(Unreadable(str(error), error.line, error.column, index))
-            lines += [""] * len(_lines(text))
-    indices = tuple(index for index, _ in cells)
-    return Source(path, "\n".join(lines) + "\n", tuple(starts), indices, tuple(broken))
-
-
-def _lines(text: str) -> list[str]:
-    return re.split(r"\r\n|\r|\n", text) or [""]
-
-
-def _cells(content: Any) -> Iterator[tuple[int, str]]:
-    """(index among all cells, source) of the code cells. Raises ValueError for what is no notebook."""
-    if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
-    sheets = content.get("worksheets", [content])  # notebooks of format 3 have worksheets
-    if not isinstance(sheets, list) or not all(
-        isinstance(s, dict) and isinstance(s.get("cells"), list) for s in sheets
-    ):
-        raise ValueError("no list of cells")
-    for index, cell in enumerate(cell for sheet in sheets for cell in sheet["cells"]):
-        if isinstance(cell, dict) and cell.get("cell_type") == "code":
-            source = cell.get("source", cell.get("input", ""))
-            yield index, "".join(source) if isinstance(source, list) else str(source)
-
-
-def _is_python(content: Any) -> bool:
-    metadata = content.get("metadata")
-    metadata = metadata if isinstance(metadata, dict) else {}
-    for key, name in (("language_info", "name"), ("kernelspec", "language")):
-        part = metadata.get(key)
-        if isinstance(part, dict) and isinstance(part.get(name), str):
-            return bool(part[name].lower() in ("python", "ipython", "python3"))
-    return True
-
-
-_CELL_MAGIC = re.compile(r"\s*%%(\w+)")
-_PYTHON_CELLS = frozenset({"time", "timeit", "capture", "prun", "python", "python3"})
-_MAGIC_LINE = re.compile(r"([ \t]*)(?:[%!?].*|[\w.]+\?\??[ \t]*|(?:pip|conda|mamba|cd|ls)[ \t]+[^=(].*)")
-_MAGIC_VALUE = re.compile(r"([ \t]*[\w.,\s]+=)[ \t]*[%!].*")
-
-
-def _python(text: str) -> str:
-    """The Python of a cell: magics and shell lines replaced, the number of lines kept.
-
-    Raises LoweringError where what is left is no Python either.
-    """
-    if _parses(text):
-        return text
-    magic = _CELL_MAGIC.match(text)
-    lines = _lines(text)
-    if magic is not None:
-        first = next(i for i, line in enumerate(lines) if line.strip())
-        kept = lines[first + 1 :] if magic.group(1) in _PYTHON_CELLS else [""] * (len(lines) - first - 1)
-        lines = [""] * (first + 1) + kept
-    plain = "\n".join(_without_magics(_dedented(lines)))
-    if not _parses(plain):
-        from amp_audit.static.lowering import lower
-
-        lower("", plain)
-    return plain
-
-
-def _dedented(lines: list[str]) -> list[str]:
-    """As IPython does: the indentation of the first line is taken from all."""
-    first = next((line for line in lines if line.strip()), "")
-    indent = first[: len(first) - len(first.lstrip())]
-    return [line.removeprefix(indent) for line in lines]
-
-
-def _without_magics(lines: Iterable[str]) -> Iterator[str]:
-    continued = False
-    for line in lines:
-        if continued:
-            continued = line.endswith("\\")
-            yield ""
-            continue
-        statement, value = _MAGIC_LINE.fullmatch(line), _MAGIC_VALUE.fullmatch(line)
-        if statement is None and value is None:
-            yield line
-            continue
-        continued = line.endswith("\\")
-        yield f"{statement.group(1)}pass" if statement is not None else f"{value.group(1)} None" if value else line
-
-
-def _parses(text: str) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True

@@ -105,7 +105,7 @@ def test_tokens_are_the_same_for_every_layout() -> None:
 def test_a_broken_file_is_a_finding_and_the_others_are_checked(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CLIP)
     (tmp_path / "broken.py").write_text("from torch import autocast\nwith autocast(\n")
-    (tmp_path / "latin.py").write_bytes(b"# autocast\nx = '\xff'\n")
+    (tmp_path / "latin.py").write_bytes(b"autocast()\nx = '\xff'\n")
     result = check([tmp_path], BOOK)
     assert [(f.rule, os.path.basename(f.location.path), f.location.line) for f in result.findings if f.location] == [
         ("AMP001", "broken.py", 2),

@@ -9,7 +9,8 @@ import pytest
 
 from amp_audit import rulebook
 from amp_audit.static.check import Options, check
-from amp_audit.static.selection import imports, local_imports, root_of, select, triggers
+from amp_audit.static.screen import screen
+from amp_audit.static.selection import imports, local_imports, root_of, select
 
 BOOK = rulebook.load()
 AMP = "import torch\nscaler = torch.amp.GradScaler('cuda')\n"
@@ -27,7 +28,7 @@ def lay(folder: Path, **files: str) -> list[str]:
 
 
 def chosen(folder: Path, paths: list[str]) -> tuple[set[str], set[str], int]:
-    found = select(paths, str(folder), triggers(BOOK))
+    found = select(paths, str(folder), screen(BOOK))
 
     def short(names: dict[str, bytes]) -> set[str]:
         return {os.path.relpath(name, folder) for name in names}
@@ -54,7 +55,7 @@ def test_survivors_their_imports_and_training_code_that_uses_them(tmp_path: Path
 def test_what_lies_beside_the_project_is_none_of_it(tmp_path: Path) -> None:
     lay(tmp_path, other__init=AMP, pkg__init="", pkg__above="x = 1")
     paths = lay(tmp_path, pkg__sub__init="", pkg__sub__train=AMP + "import other\nfrom pkg import above\n")
-    found = select(paths, str(tmp_path / "pkg" / "sub"), triggers(BOOK))
+    found = select(paths, str(tmp_path / "pkg" / "sub"), screen(BOOK))
     assert set(found.context) == {str(tmp_path / "pkg" / "__init__.py"), str(tmp_path / "pkg" / "above.py")}
 
 
@@ -85,11 +86,27 @@ def test_nothing_is_read_where_nothing_matters(tmp_path: Path) -> None:
         (b"torch.is_autocast_cpu_enabled()", True),
         (b"sample = example.clamp(0)", False),
         (b"StandardScaler().fit(x)", False),
-        (b"behalf = stamp", True),  # only a whole word ends in half: a few files too many are read
+        (b"behalf = stamp", False),
+        (b"# with autocast():", False),
+        (b"x = '#'; autocast()", True),
+        (b'def f():\n    """Under autocast."""\n', False),
+        (b'x = """# autocast"""', True),
+        (b"# amp-audit: ignore[AMP202]", True),
+        (b"HALF = {torch.float16, torch.bfloat16}", False),
+        (b"if x.dtype in (torch.half, torch.float16):", False),
+        (b"if x.dtype == torch.float16:", False),
+        (b"TABLE = {'fp16': torch.float16}\nloss.backward()", True),
+        (b"dtype = torch.float16", True),
+        (b"def f(dtype=torch.half):", True),
+        (b"torch.zeros(3, n(4), dtype)\nx.to(device, torch.float16)", True),
+        (b"return torch.float16 if fp16 else x", True),
+        (b"from torch import float16 as f", True),
+        (b"x.type(torch.cuda.HalfTensor)", True),
+        (b"torch.backends.cuda.matmul.allow_fp16_accumulation = True", True),
     ],
 )
 def test_trigger_words(source: bytes, matters: bool) -> None:
-    assert (triggers(BOOK).search(source) is not None) is matters
+    assert screen(BOOK).matters(source) is matters
 
 
 def test_imports_by_their_looks() -> None:

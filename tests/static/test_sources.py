@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from amp_audit.static import ir
+from amp_audit.static.lowering import lower, positions
 from amp_audit.static.sources import STDIN, SourceError, Unreadable, decode, find, gather, read_bytes
+from amp_audit.static.traverse import expressions, statements, walk
 
 
 def tree(folder: Path, *names: str) -> None:
@@ -188,10 +191,39 @@ def test_cells_become_one_text_and_lines_lead_back_to_them() -> None:
         ("pip install torch\nx = 1", ["pass", "x = 1"]),
         ("  !ls\n  x = 1", ["pass", "x = 1"]),
         ("!ls\nx = 1  # really?", ["pass", "x = 1  # really?"]),
+        ("%time loss.backward()\nif x:\n  %timeit -n 10 -r 3 f(x)", ["loss.backward()", "if x:", "  f(x)"]),
+        ("%time\nx = 1", ["pass", "x = 1"]),
+        ("%timeit -o a b c", ["pass"]),
     ],
 )
 def test_magics_give_way_and_lines_stay(cell: str, expected: list[str]) -> None:
     assert decode("n.ipynb", notebook(cell)).text.split("\n")[:-1] == expected
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    "cell",
+    ["  !ls\n  é = 1; f(é)\n", "\t!ls\n\tif x:\n\t\tf(x)", "!ls\nif x:\n    %timeit -n 3 f(x)", "  !ls\nf(x)", "f(x)"],
+)
+def test_columns_lead_back_to_the_cell(cell: str, newline: str) -> None:
+    source = decode("n.ipynb", notebook("x = 1", cell.replace("\n", newline)))
+    module = lower("n.ipynb", source.text)
+    (call,) = [
+        part
+        for statement in statements(module.body, into=True)
+        for expression in expressions(statement)
+        for part in walk(expression)
+        if isinstance(part, ir.Call)
+    ]
+    place = positions(source.text)(call.at)
+    number, line = source.place(place.line)
+    column = source.column(place.line, place.column)
+    assert number == 1 and cell.split("\n")[line - 1][column - 1 :].startswith("f(")
+
+
+def test_the_column_of_an_error_in_an_indented_cell() -> None:
+    (error,) = decode("n.ipynb", notebook("    x = 1\n    def (:\n")).broken
+    assert (error.line, error.column) == (2, 9)
 
 
 def test_a_broken_cell_costs_only_itself() -> None:

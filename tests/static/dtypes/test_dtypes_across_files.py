@@ -11,7 +11,8 @@ from amp_audit.model import Confidence
 from amp_audit.static import dtypes
 from amp_audit.static.lowering import lower
 from amp_audit.static.project import Project
-from amp_audit.static.selection import select, triggers
+from amp_audit.static.screen import screen
+from amp_audit.static.selection import select
 from tests.static.dtypes.judging import TRAIN, book, check, find
 
 MODEL = """
@@ -56,7 +57,7 @@ def test_a_model_of_the_same_package_that_a_registry_builds(tmp_path: Path) -> N
     modules = [lower(str(tmp_path / name), textwrap.dedent(source)) for name, source in sources.items()]
     found = dtypes.find(Project(modules, tmp_path), book())
     assert [(finding.rule.id, finding.path) for finding in found] == [("AMP501", str(tmp_path / "pkg/model.py"))]
-    chosen = select([module.path for module in modules], str(tmp_path), triggers(book()))
+    chosen = select([module.path for module in modules], str(tmp_path), screen(book()))
     assert str(tmp_path / "pkg/model.py") in chosen.checked
     assert str(tmp_path / "other/model.py") not in chosen.checked
 
