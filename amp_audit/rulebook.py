@@ -18,7 +18,7 @@ DETECTOR_KEYS: Mapping[str, frozenset[str]] = {
     "op": frozenset({"inputs", "takes", "lacks", "region", "constant", "whole", "in_place", "outputs", "when", "at"}),
     "call": frozenset({"arguments", "when"}),
     "constant": frozenset({"when"}),
-    "config": frozenset({"equals", "files"}),
+    "config": frozenset({"equals", "at_most"}),
     "measure": frozenset({"over", "under", "named", "when"}),
     "raised": frozenset({"phase"}),
     "check": frozenset({"reason"}),

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.static import ir
 from amp_audit.static.origins import Origins, Where
+from amp_audit.static.prepared import Prepared, depends, graph_names, has_prepared, identities
 from amp_audit.static.project import Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.spaces import CLIPS, calls, method, own, spaces
 from amp_audit.static.traverse import bodies, expressions, walk
 
 ACCELERATOR = ("accelerate.Accelerator",)
-_CUTS = frozenset(
-    ("detach", "item", "tolist", "numpy", "argmax", "size", "dim", "numel", "data", "device", "dtype", "shape", "ndim")
-)
-"""Methods and attributes of a tensor whose result has no graph."""
 
 _UNSCALED = frozenset({"no", "bf16", "fp8"})
 
@@ -50,19 +46,6 @@ def sam_under_scaler(
 # AMP803: Accelerate bypassed
 
 
-@dataclass(slots=True)
-class _Prepared:
-    """What accelerators of a module prepare: the names, and attributes of ``self``, that hold it.
-
-    ``sure`` says whether loss scaling is on by a literal; otherwise it may be.
-    """
-
-    keys: set[tuple[object, str]] = field(default_factory=set)
-    sure: bool = True
-    steps: bool = False
-    at: int = 0
-
-
 def accelerate_bypassed(
     rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
 ) -> Iterator[RawFinding]:
@@ -81,8 +64,8 @@ def accelerate_bypassed(
             yield RawFinding(rule, module.path, at, message + assumed, confidence, related=(step,))
 
 
-def _prepared(around: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origins) -> _Prepared:
-    found = _Prepared()
+def _prepared(around: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origins) -> Prepared:
+    found = Prepared()
     for where, body in around:
         for node in own(body):
             if (
@@ -93,17 +76,17 @@ def _prepared(around: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origin
                 continue
             func = node.value.func
             made = origins.constructors(func.base, where, ACCELERATOR) if isinstance(func, ir.Attr) else None
-            modes = [_precision(call, at, origins) for call, at in made or ()]
+            modes = [mixed_precision(call, at, origins) for call, at in made or ()]
             if made is None or any(mode in _UNSCALED for mode in modes):
                 continue
             found.at = node.at
             found.sure = found.sure and bool(made) and all(mode == "fp16" for mode in modes)
             found.steps = found.steps or any(_accumulates(call) for call, _ in made)
-            found.keys |= {key for target in node.targets for key in _keys(target, where)}
+            found.keys |= {key for target in node.targets for key in identities(target, where)}
     return found
 
 
-def _precision(call: ir.Call, where: Where, origins: Origins) -> str | None:
+def mixed_precision(call: ir.Call, where: Where, origins: Origins) -> str | None:
     """The literal ``mixed_precision`` of an Accelerator; None when it is decided elsewhere."""
     given = next((arg.value for arg in call.args if arg.keyword == "mixed_precision"), None)
     if given is None:
@@ -120,35 +103,17 @@ def _accumulates(call: ir.Call) -> bool:
     return False
 
 
-def _keys(target: ir.Expr, where: Where) -> Iterator[tuple[object, str]]:
-    """What identifies a variable: the function (or module) that owns a name, the class that owns an attribute."""
-    if isinstance(target, (ir.Sequence)):
-        for item in target.items:
-            yield from _keys(item, where)
-    elif isinstance(target, ir.Name):
-        yield _owner(target.id, where), target.id
-    elif isinstance(target, ir.Attr) and Origins.is_self(target.base, where) and where.cls is not None:
-        yield where.cls, f"self.{target.name}"
-
-
-def _owner(name: str, where: Where) -> object:
-    scope = where.scope
-    while scope is not None and name not in scope.names.bound:
-        scope = scope.outer
-    return scope.function.at if scope is not None else None
-
-
 def _bypasses(
-    where: Where, body: Sequence[ir.Stmt], prepared: _Prepared, project: Project, origins: Origins
+    where: Where, body: Sequence[ir.Stmt], prepared: Prepared, project: Project, origins: Origins
 ) -> Iterator[tuple[int, str]]:
-    losses = _losses(where, body, prepared)
+    losses = graph_names(where, body, prepared)
     by_hand = any(method(call) == "unscale_gradients" for call in calls(body))
     for call in calls(body):
         name = project.qualified(where.module, call.func, where.scope)
         if method(call) == "backward" and isinstance(call.func, ir.Attr):
-            if name is None and _depends(call.func.base, where, prepared, losses):
+            if name is None and depends(call.func.base, where, prepared, losses):
                 yield call.at, "backward past the accelerator: the loss is not scaled, yet the step unscales it"
-        elif name in CLIPS and not by_hand and call.args and _has_prepared(call.args[0].value, where, prepared):
+        elif name in CLIPS and not by_hand and call.args and has_prepared(call.args[0].value, where, prepared):
             yield call.at, "torch's own clip sees gradients that still carry the accelerator's loss scale"
     if prepared.steps:
         yield from _unguarded_clips(body, where, origins, False)
@@ -175,59 +140,3 @@ def _is_accelerator_clip(call: ir.Call, where: Where, origins: Origins) -> bool:
     if not isinstance(call.func, ir.Attr) or call.func.name not in ("clip_grad_norm_", "clip_grad_value_"):
         return False
     return origins.constructors(call.func.base, where, ACCELERATOR) is not None
-
-
-def _losses(where: Where, body: Sequence[ir.Stmt], prepared: _Prepared) -> set[str]:
-    """The names in a body that carry the graph of a prepared model's output; two rounds, for loops."""
-    found: set[str] = set()
-    for _ in range(2):
-        for node in own(body):
-            if isinstance(node, (ir.Assign, ir.Augment)) and _depends(node.value, where, prepared, found):
-                targets = node.targets if isinstance(node, ir.Assign) else (node.target,)
-                found |= {name for target in targets for name in _plain_names(target)}
-    return found
-
-
-def _plain_names(target: ir.Expr) -> Iterator[str]:
-    if isinstance(target, ir.Name):
-        yield target.id
-    elif isinstance(target, ir.Sequence):
-        for item in target.items:
-            yield from _plain_names(item)
-
-
-def _depends(expr: ir.Expr, where: Where, prepared: _Prepared, losses: set[str]) -> bool:
-    """Whether an expression is computed from the output of a prepared model, with its graph."""
-    if isinstance(expr, ir.Name):
-        return expr.id in losses
-    if isinstance(expr, ir.Call):
-        if isinstance(expr.func, ir.Attr) and expr.func.name in _CUTS:
-            return False
-        if _is_prepared(expr.func, where, prepared):
-            return True
-    if isinstance(expr, ir.Attr) and expr.name in _CUTS:
-        return False
-    return any(_depends(part, where, prepared, losses) for part in _inner(expr))
-
-
-def _inner(expr: ir.Expr) -> Sequence[ir.Expr]:
-    if isinstance(expr, ir.Call):
-        base = [expr.func.base] if isinstance(expr.func, ir.Attr) else []
-        return [*base, *(arg.value for arg in expr.args)]
-    if isinstance(expr, (ir.Attr, ir.Subscript)):
-        return [expr.base]
-    if isinstance(expr, ir.Binary):
-        return [expr.left, expr.right]
-    if isinstance(expr, ir.Unary):
-        return [expr.operand]
-    if isinstance(expr, ir.IfExp):
-        return [expr.body, expr.orelse]
-    return expr.items if isinstance(expr, ir.Sequence) else ()
-
-
-def _has_prepared(expr: ir.Expr, where: Where, prepared: _Prepared) -> bool:
-    return any(_is_prepared(part, where, prepared) for part in walk(expr))
-
-
-def _is_prepared(expr: ir.Expr, where: Where, prepared: _Prepared) -> bool:
-    return any(key in prepared.keys for key in _keys(expr, where))

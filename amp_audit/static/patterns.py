@@ -1,4 +1,4 @@
-"""What one place gives away: the rules' ``call`` and ``constant`` detectors, and the ``check`` functions for the rest.
+"""What one place gives away: the rules' ``call``, ``constant`` and ``config`` detectors, and the ``check`` functions.
 
 A ``call`` detector names what is called, canonically; a method of a GradScaler of any kind is
 ``torch.amp.GradScaler.<method>``, and calling one is ``torch.amp.GradScaler.__call__``. Scalers that are disabled by a
@@ -12,7 +12,9 @@ literal are left alone. Its conditions:
     facts of the site (``facts.Facts``).
 
 A ``constant`` detector names a setting of a library, as an attribute of its module; the ``value`` in its ``when`` are
-the literals that may not be assigned to it.
+the literals that may not be assigned to it. An attribute of ``torch.amp.GradScaler`` stands for reading it off one,
+outside any test that asks whether mixed precision is on; ``switchable`` says whether an argument can turn that scaler
+off.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from typing import Any
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule, Rulebook
 from amp_audit.static import ir
+from amp_audit.static.configs import Configs
 from amp_audit.static.facts import Facts, is_disabled, uses_low_precision
+from amp_audit.static.internals import unguarded
 from amp_audit.static.literals import number
 from amp_audit.static.origins import Origins, Where
 from amp_audit.static.project import Project, Scope
-from amp_audit.static.raw import RawFinding
+from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.signatures import UNSURE, argument
 from amp_audit.static.sites import Site, sites
 from amp_audit.static.traverse import statements
@@ -42,7 +46,8 @@ _METHODS = frozenset({"scale", "step", "update", "unscale_", "backward"})
 
 def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]:
     """Findings of all ``call`` and ``check`` detectors, and a note for each module in which one failed."""
-    calls, settings = _Calls(project, book), _Settings(project, book)
+    calls, configs = _Calls(project, book), Configs(book)
+    settings = _Settings(project, book, calls.origins)
     checks = [(rule, detector, _function(detector)) for rule, detector in book.detectors("static", "check")]
     found: list[RawFinding] = []
     notes: list[str] = []
@@ -50,6 +55,7 @@ def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]
         try:
             found += calls.of(module)
             found += settings.of(module)
+            found += configs.of(module)
             for rule, detector, check in checks:
                 found += check(rule, detector, module, project, calls.origins)
         except Exception as error:  # one strange module must not cost the others their findings
@@ -162,20 +168,43 @@ class _Calls:
 
 
 class _Settings:
-    """The ``constant`` detectors of a rulebook: assignments to the settings of a library."""
+    """The ``constant`` detectors of a rulebook: assignments to the settings of a library, reads of its internals."""
 
-    def __init__(self, project: Project, book: Rulebook) -> None:
+    def __init__(self, project: Project, book: Rulebook, origins: Origins) -> None:
         self.project = project
+        self.origins = origins
         self._by_target: dict[str, list[tuple[Rule, Detector]]] = {}
         for rule, detector in book.detectors("static", "constant"):
             for target in detector.targets:
                 self._by_target.setdefault(target, []).append((rule, detector))
         self._words = frozenset(target.rpartition(".")[2] for target in self._by_target)
+        internals = (target for target in self._by_target if target.startswith(f"{_SCALER}."))
+        self._internals = frozenset(target.rpartition(".")[2] for target in internals)
 
     def of(self, module: ir.Module) -> Iterator[RawFinding]:
         """Findings in one module."""
-        if self._words.isdisjoint(module.words):
-            return
+        if not self._words.isdisjoint(module.words):
+            yield from self._assigned(module)
+        if not self._internals.isdisjoint(module.words):
+            yield from self._read(module)
+
+    def _read(self, module: ir.Module) -> Iterator[RawFinding]:
+        """What is read off scalers."""
+        for attribute, where in unguarded(module.body, Where(module), self._internals):
+            made = self.origins.constructors(attribute.base, where)
+            if not made:
+                continue
+            call, at = made[0]
+            switchable = any(arg.keyword == "enabled" for each, _ in made for arg in each.args)
+            built = RawStep(at.module.path, call.at, "the scaler is built here")
+            for rule, detector in self._by_target.get(f"{_SCALER}.{attribute.name}", ()):
+                if detector.holds({"switchable": switchable}):
+                    message = detector.message.replace("{name}", attribute.name)
+                    sure = Confidence.from_word(detector.options.get("confidence", "high"))
+                    place = (module.path, attribute.at)
+                    yield RawFinding(rule, *place, message, sure, detector.severity, related=(built,))
+
+    def _assigned(self, module: ir.Module) -> Iterator[RawFinding]:
         for scope, node in _assignments(module.body, None):
             for target in node.targets:
                 if not isinstance(target, ir.Attr) or target.name not in self._words:

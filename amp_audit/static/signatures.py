@@ -36,6 +36,17 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
 }
 """``step`` takes ``*args``; the first of them is the optimizer's closure."""
 
+_HF_ARGUMENTS = frozenset({"fp16", "bf16", "fp16_full_eval", "bf16_full_eval"})
+
+KEYWORDS: Mapping[str, frozenset[str]] = {
+    "transformers.TrainingArguments": _HF_ARGUMENTS,
+    "transformers.Seq2SeqTrainingArguments": _HF_ARGUMENTS,
+    "trl.SFTConfig": _HF_ARGUMENTS,
+    "trl.DPOConfig": _HF_ARGUMENTS,
+    "lightning.pytorch.Trainer": frozenset({"precision", "amp_backend", "amp_level"}),
+}
+"""Parameters that are given by their names (transformers 5.24, lightning 2.6)."""
+
 SCALERS = (
     "torch.amp.GradScaler",
     "torch.cuda.amp.GradScaler",

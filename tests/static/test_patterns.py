@@ -10,7 +10,7 @@ from amp_audit import rulebook
 from amp_audit.static.check import check
 from amp_audit.static.facts import FACT_NAMES
 from amp_audit.static.patterns import _function
-from amp_audit.static.signatures import SIGNATURES
+from amp_audit.static.signatures import KEYWORDS, SIGNATURES
 
 BOOK = rulebook.load()
 KINDS = frozenset("bool int float str none dict dtype device module callable parameters tensor flag".split())  # noqa: SIM905
@@ -39,7 +39,9 @@ def test_rule_files_use_facts_parameters_and_kinds_that_exist() -> None:
         for param, wanted in detector.options.get("arguments", {}).items():
             assert wanted.keys() <= {"kind", "given", "keyword", "values", "at_least", "at_most"}, rule.id
             assert set(wanted.get("kind", ())) <= KINDS, rule.id
-            known = {name for target in detector.targets for name in SIGNATURES.get(target, ())}
+            known = {
+                name for target in detector.targets for name in (*SIGNATURES.get(target, ()), *KEYWORDS.get(target, ()))
+            }
             assert param in known or wanted.keys() == {"given"}, (rule.id, param)
 
 

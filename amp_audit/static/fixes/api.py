@@ -333,3 +333,18 @@ def _enabled(value: ir.Expr, draft: Draft) -> Fix | None:
     if isinstance(value, (ir.Name, ir.Attr)):
         return fix(True, "make a bool of it", draft.replace(value.at, f"bool({draft.source(value.at)})"))
     return None
+
+
+# AMP804
+
+_LIGHTNING = {16: "16-mixed", "16": "16-mixed", "bf16": "bf16-mixed"}
+
+
+def lightning_word(raw: RawFinding, draft: Draft) -> Fix:
+    """``Trainer(precision=16)`` -> ``Trainer(precision="16-mixed")``, which is what Lightning makes of it."""
+    for arg in draft.site(raw.at).call.args:
+        word = arg.value.value if isinstance(arg.value, ir.Const) else None
+        if arg.keyword == "precision" and isinstance(word, (int, str)) and word in _LIGHTNING:
+            new = _LIGHTNING[word]
+            return fix(True, f"the word of today is {new}", draft.replace(arg.value.at, _quoted(new, draft)))
+    raise Unfixable("not a word with a successor")

@@ -24,8 +24,10 @@ _REPAIRS: Mapping[str, Callable[[RawFinding, Draft], Fix]] = {
     "AMP302": order.backward_after,
     "AMP315": dtypes.with_logits,
     "AMP401": dtypes.without_cast,
+    "AMP407": dtypes.float_before_numpy,
     "AMP501": dtypes.largest_of_dtype,
     "AMP803": order.through_accelerator,
+    "AMP804": api.lightning_word,
 }
 
 

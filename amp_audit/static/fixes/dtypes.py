@@ -1,4 +1,4 @@
-"""Repairs that change in which dtype something is computed: AMP315, AMP401, AMP501. None of them is safe."""
+"""Repairs that change in which dtype something is computed: AMP315, AMP401, AMP407, AMP501."""
 
 from __future__ import annotations
 
@@ -108,6 +108,21 @@ def _is_only_the_cast(holder: ir.Stmt, call: ir.Call, draft: Draft) -> bool:
     if isinstance(holder, ir.Assign) and holder.value is call and len(holder.targets) == 1:
         return draft.source(holder.targets[0].at) == draft.source(call.func.base.at)
     return isinstance(holder, ir.Evaluate) and holder.value is call
+
+
+# AMP407
+
+
+def float_before_numpy(raw: RawFinding, draft: Draft) -> Fix:
+    """``x.numpy()`` -> ``x.float().numpy()``, and the same for what turns a tensor into an array. It raised before."""
+    call = draft.site(raw.at).call
+    is_method = isinstance(call.func, ir.Attr) and call.func.name == "numpy"
+    tensor = call.func.base if is_method and isinstance(call.func, ir.Attr) else None
+    if tensor is None and call.args and call.args[0].keyword is None and not call.args[0].star:
+        tensor = call.args[0].value
+    if not isinstance(tensor, (ir.Name, ir.Attr, ir.Call, ir.Subscript)):
+        raise Unfixable("no tensor to cast")
+    return fix(True, "convert to float32 first", draft.after(tensor.at, ".float()"))
 
 
 # AMP501

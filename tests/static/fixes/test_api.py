@@ -241,6 +241,24 @@ def test_arguments_of_the_wrong_kind(tmp_path: Path, region: str, instead: str) 
     assert "Error" in printed(before) and printed(after).startswith("torch.")
 
 
+# AMP804
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"), [("16", '"16-mixed"'), ("'16'", "'16-mixed'"), ('"bf16"', '"bf16-mixed"')]
+)
+def test_words_of_old_lightning(tmp_path: Path, word: str, instead: str) -> None:
+    before = f"import lightning.pytorch as pl\n\ntrainer = pl.Trainer(precision={word}, devices=1)\n"
+    after = mended(tmp_path, before)
+    assert f"precision={instead}, devices=1" in after and rules(tmp_path) == []
+
+
+def test_what_lightning_makes_of_the_words_is_the_same() -> None:
+    connector = pytest.importorskip("lightning.fabric.connector")
+    for word, instead in ((16, "16-mixed"), ("16", "16-mixed"), ("bf16", "bf16-mixed")):
+        assert connector._convert_precision_to_unified_args(word) == instead
+
+
 # AMP002
 
 

@@ -214,6 +214,28 @@ def test_constant_overflows_half(tmp_path: Path) -> None:
     assert "without overflow" in printed(before) and printed(after) == "False torch.float16\n"
 
 
+@pytest.mark.parametrize(
+    ("array", "instead"),
+    [
+        ("out.detach().cpu().numpy()", "out.detach().cpu().float().numpy()"),
+        ("np.asarray(out.detach())", "np.asarray(out.detach().float())"),
+    ],
+)
+def test_bfloat16_to_numpy(tmp_path: Path, array: str, instead: str) -> None:
+    pytest.importorskip("torch")
+    before = program(
+        f"""
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model(x)
+        array = {array}
+        """,
+        "print(array.dtype)\n",
+    ).replace("import torch\n", "import numpy as np\nimport torch\n", 1)
+    after = mended(tmp_path, before)
+    assert f"array = {instead}\n" in after and "AMP407" not in rules(tmp_path)
+    assert "TypeError" in printed(before) and printed(after) == "float32\n"
+
+
 ACCELERATED = """\
 import torch
 from accelerate import Accelerator
