@@ -131,6 +131,11 @@ def join(one: State, two: State) -> State:
     )
 
 
+def blur(state: State, owners: Iterable[Id]) -> State:
+    """The state when something happened to a part of what these owners stand for."""
+    return _change(state, tuple(owners), lambda held: Gradients("unknown"))
+
+
 def forget(state: State) -> State:
     """The state after, or before, something out of sight: identities stay, what happened to them is unknown."""
     unknown = Gradients("unknown")
@@ -398,8 +403,8 @@ def _update(state: State, event: Event, facts: dict[str, object]) -> State:
 
 
 def _pends(held: Gradients, scaler: Id | None) -> bool:
-    """Whether gradients still carry the scale of this scaler."""
-    return held.value == "scaled" and not held.consumed and held.scaler in (None, scaler)
+    """Whether gradients surely still carry the scale of this scaler."""
+    return held.value == "scaled" and not held.consumed and not held.assumed and held.scaler in (None, scaler)
 
 
 def _of(key: Id, scaler: Id | None) -> bool:

@@ -18,10 +18,12 @@ from amp_audit.static.values import (
     Table,
     Tensor,
     Value,
+    among,
     is_volatile,
     key_of,
+    short,
 )
-from amp_audit.static.world import short, truth_of
+from amp_audit.static.world import truth_of
 
 SMALLEST_SCALE = 128.0
 """A loss multiplied by at least this much is taken to carry a loss scale; weights of loss terms are smaller."""
@@ -173,6 +175,8 @@ def comparison(op: str, left: Value, right: Value) -> Value:
     if isinstance(left, Literal) and isinstance(right, Literal):
         return _ordered(op, left.value, right.value)
     volatile = is_volatile(left) or is_volatile(right)
+    if op in ("in", "not in") and isinstance(right, Items) and right.items and _all_literal(right):
+        return Condition(short(f"{key_of(left)}{among(right.items)}"), op == "not in", volatile)
     if op == "not in":
         return Condition(short(f"{key_of(left)} in {key_of(right)}"), True, volatile)
     return Condition(short(f"{key_of(left)} {op} {key_of(right)}"), volatile=volatile)

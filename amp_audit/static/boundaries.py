@@ -10,8 +10,8 @@ from amp_audit.events import Boundary
 from amp_audit.static import ir
 from amp_audit.static.algebra import factor
 from amp_audit.static.hot import dotted
-from amp_audit.static.values import Condition, Literal, Symbol, Value, key_of
-from amp_audit.static.world import World, short
+from amp_audit.static.values import Condition, Literal, Symbol, Value, key_of, short
+from amp_audit.static.world import World
 
 ACCUMULATION = re.compile(r"accum|(^|_)acc(_|$)|micro_?(batch|step)|update_freq|subdivision", re.IGNORECASE)
 """What code calls the number of micro-batches in a step."""

@@ -69,8 +69,8 @@ class ByHand(Contexts):
 
     def set_attribute(self, base: Value, target: ir.Attr, value: Value, world: World) -> None:
         if target.name == "grad" and isinstance(base, Parameters):
-            kind = Kind.ZERO_GRAD if value == NONE else Kind.GRAD_WRITE
-            self.walker.emit(world, Event(kind, owners=known(base.owners)), target.at)
+            kind = Kind.ZERO_GRAD if value == NONE and not _picks(world) else Kind.GRAD_WRITE
+            self.walker.emit(world, Event(kind, owners=known(base.owners), proportional=value == NONE), target.at)
         elif target.name == "data" and is_gradient(base):
             self.walker.emit(world, Event(Kind.GRAD_WRITE, owners=known(_owners(base))), target.at)
         elif target.name == "data" and isinstance(base, Parameters):
@@ -89,6 +89,12 @@ class ByHand(Contexts):
         owners = known(_owners(base))
         if owners:
             self.walker.emit(world, Event(Kind.WEIGHT_WRITE, owners=owners), at)
+
+
+def _picks(world: World) -> bool:
+    """Whether something was decided in this round of the innermost loop: then it stands for some parameters only."""
+    now = f"@{world.stamp}"
+    return any(key.endswith(now) and "requires_grad" not in key for key in world.flags)
 
 
 def is_gradient(value: Value) -> bool:

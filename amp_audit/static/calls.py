@@ -29,9 +29,10 @@ from amp_audit.static.values import (
     Type,
     Value,
     label,
+    short,
     tag,
 )
-from amp_audit.static.world import Frame, Place, World, merge, short
+from amp_audit.static.world import Frame, Place, World, merge
 
 MAX_DEPTH = 10
 MAX_VISITS = 8

@@ -35,8 +35,9 @@ from amp_audit.static.values import (
     inside,
     is_volatile,
     key_of,
+    short,
 )
-from amp_audit.static.world import World, short
+from amp_audit.static.world import World
 
 if TYPE_CHECKING:
     pass
@@ -141,7 +142,7 @@ class Contexts(Ducks):
             return replace(made, divided=known_divisors | _perhaps_divided(callee), ran=ran)
         live = region_dtype(world.state)
         if live is not None and not world.no_grad and isinstance(callee, Func):
-            models = [item for item in given if isinstance(item, Instance) and item.model]
+            models = [model for item in given if (model := self._as_model(item, world)) is not None]
             if models:  # what it is given to run, it runs
                 return together([self._run(model, node.at, world) for model in models], live)
         volatile = any(map(is_volatile, values))
@@ -149,6 +150,12 @@ class Contexts(Ducks):
         if isinstance(callee, (External, Func)) or volatile or not isinstance(callee, Symbol):
             return Symbol(key, "", volatile)
         return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))
+
+    def _as_model(self, value: Value, world: World) -> Instance | None:
+        if isinstance(value, Instance):
+            return value if value.model else None
+        known = isinstance(value, Symbol) and self.is_model(value, world)
+        return Instance(value.key, None, True) if known and isinstance(value, Symbol) else None
 
     def _run(self, model: Instance, at: int, world: World) -> Tensor:
         self.forward(model, at, world)

@@ -29,11 +29,19 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Deciding:
-    """The names in whose truth, None-ness or equality two paths must agree to be one."""
+    """The names in whose truth, None-ness or equality two paths must agree to be one.
+
+    ``branches``: the ``id`` of each ``if`` that sets one of them to a constant.
+    """
 
     locals: Mapping[int, frozenset[str]] = field(default_factory=dict)
     attributes: frozenset[str] = frozenset()
     globals: frozenset[str] = frozenset()
+    branches: frozenset[int] = frozenset()
+
+    def chosen_by(self, statement: ir.If) -> bool:
+        """Whether an ``if`` sets a deciding name to one constant or another."""
+        return id(statement) in self.branches
 
     def local(self, function: ir.Function | None) -> frozenset[str] | None:
         """Those of a function; None, which stands for all, where it was not read."""
@@ -65,6 +73,8 @@ class _Names:
         self.functions: dict[str, list[ir.Function]] = {}
         self.calls: list[tuple[ir.Call, _Scopes]] = []
         self.read: set[int] = set()
+        self.constants: list[tuple[Key, tuple[ir.If, ...]]] = []
+        self._ifs: tuple[ir.If, ...] = ()
 
     def closed(self) -> Deciding:
         """All names that the seeds are made from."""
@@ -81,7 +91,8 @@ class _Names:
         for kind, name in found:
             names.setdefault(kind, set()).add(name)
         frozen = {kind: frozenset(each) for kind, each in names.items()}
-        return Deciding(frozen, frozen.get(_ATTRIBUTE, frozenset()), frozen.get(_GLOBAL, frozenset()))
+        branches = frozenset(id(node) for key, ifs in self.constants if key in found for node in ifs)
+        return Deciding(frozen, frozen.get(_ATTRIBUTE, frozenset()), frozen.get(_GLOBAL, frozenset()), branches)
 
     # Statements
 
@@ -97,13 +108,19 @@ class _Names:
                 self._class(node, scopes)
             else:
                 self._statement(node, scopes, cls)
+                outer = self._ifs
+                self._ifs = (*outer, node) if isinstance(node, ir.If) else outer
                 for inner in bodies(node):
                     self.block(inner, scopes, cls)
+                self._ifs = outer
 
     def _statement(self, node: ir.Stmt, scopes: _Scopes, cls: ir.Class | None) -> None:
         if isinstance(node, ir.Assign):
             for target in node.targets:
-                self._flow(self._targets(target, scopes, cls), node.value, scopes)
+                keys = self._targets(target, scopes, cls)
+                self._flow(keys, node.value, scopes)
+                if self._ifs and _is_constant(node.value):
+                    self.constants += [(key, self._ifs) for key in keys]
         elif isinstance(node, ir.Augment):
             self._flow(self._targets(node.target, scopes, cls), node.value, scopes)
         elif isinstance(node, ir.For):
@@ -132,7 +149,9 @@ class _Names:
             self.flows.setdefault((id(node), param.name), set()).add((_KEYWORD, param.name))
             if param.default is not None:
                 self._flow([(id(node), param.name)], param.default, scopes)
+        outer, self._ifs = self._ifs, ()
         self.block(node.body, inner)
+        self._ifs = outer
 
     def _class(self, node: ir.Class, scopes: _Scopes) -> None:
         for inner in node.body:
@@ -232,6 +251,13 @@ class _Names:
             if name in scope.bound:
                 return id(scope.function), name
         return _GLOBAL, name
+
+
+def _is_constant(node: ir.Expr) -> bool:
+    """Whether a value may be a switch or a dtype, known as it stands."""
+    if isinstance(node, ir.Sequence):
+        return any(map(_is_constant, node.items))
+    return isinstance(node, ir.Attr) or (isinstance(node, ir.Const) and not isinstance(node.value, (float, bytes)))
 
 
 def _called(call: ir.Call) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from amp_audit import events
+from amp_audit import events, protocol
 from amp_audit.hazards import Happened, Hazard, Watch
 from amp_audit.static import ir, project
 from amp_audit.static.algebra import combine, comparison, descaled, display, merged, subscript, unary, with_item
@@ -36,9 +36,10 @@ from amp_audit.static.values import (
     is_volatile,
     key_of,
     label,
+    short,
     tag,
 )
-from amp_audit.static.world import Frame, Place, World, short, split, truth_of
+from amp_audit.static.world import Frame, Place, World, split, truth_of
 
 if TYPE_CHECKING:
     from amp_audit.static.effects import Effects
@@ -47,6 +48,7 @@ SKIP = re.compile(r"skip|overflow|(^|_)(inf|scale)(_|$)|finite|stepped|success|s
 """How code speaks of whether the scaler left a step out."""
 
 Results = list[tuple[Value, World]]
+_PARTIAL = frozenset({events.Kind.ZERO_GRAD, events.Kind.UNSCALE, events.Kind.STEP})
 MAX_UNROLL = 4
 
 
@@ -85,6 +87,8 @@ class Evaluator(abc.ABC):
         event = self._placed(event, world)
         place = (path or world.frame.module.path, at)
         world.state, world.trail, found = self.watch.take(world.state, event, place, world.trail)
+        if event.kind in _PARTIAL:
+            world.state = protocol.blur(world.state, _wholes(world.state, event))
         self.happened.add(event)
         self.hazards += found
         world.dead = world.dead or world.trail.raises
@@ -285,8 +289,16 @@ class Evaluator(abc.ABC):
                 held = None
                 if isinstance(base, (Symbol, Instance)) and isinstance(index, Literal):
                     held = last.heap.get((key_of(base), f"[{index.value!r}]"))
-                results.append((held if held is not None else subscript(base, index), last))
+                results.append((held if held is not None else self._item(node, base, index, last), last))
         return results
+
+    def _item(self, node: ir.Subscript, base: Value, index: Value, world: World) -> Value:
+        """What a subscript gives; of a dict that is filled out of sight, which one it was is all that is known."""
+        found = subscript(base, index)
+        text = dotted(node.base)
+        if not isinstance(base, Table) or not isinstance(found, Symbol) or not text:
+            return found
+        return replace(found, key=short(f"{tag(world.frame.module.path)}:{text}[{key_of(index)}]"), text=text)
 
     def _binary(self, node: ir.Binary, world: World) -> Results:
         results: Results = []
@@ -474,6 +486,14 @@ def _as_tensor(value: Value) -> Value:
     if isinstance(value, Method) and isinstance(value.base, Tensor) and value.name != "backward":
         return value.base
     return value
+
+
+def _wholes(state: protocol.State, event: events.Event) -> list[str]:
+    """The models built out of sight of which this event concerns a part alone: ``model`` for ``model.encoder``."""
+    parts = event.owners or (protocol.get(state.links, event.optimizer) or ())
+    named = [part for part in parts if isinstance(part, str)]
+    known = [owner for owner, _ in state.owners if isinstance(owner, str) and owner not in named]
+    return [owner for owner in known if any(part.startswith(f"{owner}.") for part in named)]
 
 
 def _asks_for_gradient(node: ir.Expr) -> bool:

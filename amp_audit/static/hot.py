@@ -37,6 +37,7 @@ _COMMON = frozenset(
 
 _SCHEDULER = re.compile(r"sched|warmup|(^|_)lr_?decay", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^Adam|^SGD", re.IGNORECASE)
+_MAKES_OPTIMIZER = re.compile(r"optim|^Adam|^SGD", re.IGNORECASE)
 _SCALER = re.compile(r"scaler", re.IGNORECASE)
 
 
@@ -64,7 +65,9 @@ class Vocabulary:
         """Whether the code can produce an event, or a value that events speak of."""
         if self.called & CALLED or self.words & MENTIONED:
             return True
-        if self.called & {"step", "parameters"} and any(map(_OPTIMIZER.search, self.words)):
+        if "step" in self.called and any(map(_OPTIMIZER.search, self.words)):
+            return True
+        if "parameters" in self.called and any(map(_MAKES_OPTIMIZER.search, self.words)):
             return True
         if "grad" in self.words and self.words & _HOLDERS:
             return True
@@ -189,8 +192,11 @@ def _makes_events(spoken: Vocabulary) -> bool:
 
 
 def _reached(function: ir.Function, spoken: Vocabulary) -> frozenset[str]:
-    """The names by which a function may reach others: those it calls, and, in a class, those it may read."""
-    return spoken.words - spoken.foreign if "." in function.qualname else spoken.reaching
+    """The names by which a function may reach others: those it calls, and, in a class, those it may read. Those of
+    functions that are defined in it mean these, whose code is its own.
+    """
+    found = spoken.words - spoken.foreign if "." in function.qualname else spoken.reaching
+    return found - {inner.name for inner in statements(function.body) if isinstance(inner, ir.Function)}
 
 
 def _called_by(function: ir.Function) -> frozenset[str]:

@@ -37,8 +37,9 @@ from amp_audit.static.values import (
     inside,
     is_volatile,
     key_of,
+    short,
 )
-from amp_audit.static.world import World, short, split
+from amp_audit.static.world import World, split
 
 if TYPE_CHECKING:
     from amp_audit.static.evaluate import Results

@@ -48,8 +48,9 @@ from amp_audit.static.values import (
     inside,
     key_of,
     label,
+    short,
 )
-from amp_audit.static.world import World, short
+from amp_audit.static.world import World
 
 if TYPE_CHECKING:
     from amp_audit.static.evaluate import Results

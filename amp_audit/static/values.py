@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from amp_audit.static.project import ClassRef
 
 Owners: TypeAlias = frozenset[Hashable]
+_LONG = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +296,33 @@ def key_of(value: Value) -> str:
         return f"{tag(value.module.path)}:{value.function.qualname}"
     if isinstance(value, Method):
         return f"{key_of(value.base)}.{value.name}"
+    if isinstance(value, Items):
+        return short(f"({','.join(map(key_of, value.items))})")
+    if isinstance(value, Table):
+        return short(f"{{{','.join(f'{key}:{key_of(item)}' for key, item in value.items)}{'...' * value.open}}}")
     return type(value).__name__
+
+
+def short(text: str) -> str:
+    """A key of bounded length, equal for equal texts."""
+    return text if len(text) <= _LONG else f"{text[:40]}…{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+_AMONG = " in {"
+
+
+def among(items: tuple[Value, ...]) -> str:
+    """The test for being one of several constants, as part of a condition's key; their order does not matter."""
+    return f"{_AMONG}{'|'.join(sorted(map(key_of, items)))}}}"
+
+
+def options(key: str) -> tuple[str, frozenset[str]]:
+    """What a condition of equality, or of being among constants, speaks of, and the values it asks for; else empty."""
+    subject, equals, value = key.rpartition(" == ")
+    if equals:
+        return subject, frozenset({value})
+    subject, within, values = key.rpartition(_AMONG)
+    return (subject, frozenset(values.rstrip("}").split("|"))) if within and "…" not in values else ("", frozenset())
 
 
 def is_volatile(value: Value) -> bool:

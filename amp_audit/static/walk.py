@@ -17,8 +17,8 @@ from amp_audit.static.evaluate import Results
 from amp_audit.static.flow import Flow
 from amp_audit.static.hot import Heat
 from amp_audit.static.traverse import statements
-from amp_audit.static.values import NONE, Condition, External, Func, Literal, Symbol, Type, Value, key_of, tag
-from amp_audit.static.world import Place, World, merge, settle_volatile, short, split
+from amp_audit.static.values import NONE, Condition, External, Func, Literal, Symbol, Type, Value, key_of, short, tag
+from amp_audit.static.world import Place, World, merge, settle_volatile, split
 
 FUEL = 25_000
 """Statements walked for one entry at one width."""
@@ -144,7 +144,7 @@ class Walker(Caller):
     def _if(self, statement: ir.If, world: World, flow: Flow) -> None:
         function = world.frame.function
         calm = function is not None and self.heat.calm(function) and not self.heat.leaves(statement)
-        if calm or not self.heat.forks(statement):
+        if calm or not (self.heat.forks(statement) or world.deciding.chosen_by(statement)):
             self._cold_if(statement, world, flow)
             return
         self.unsteady = False

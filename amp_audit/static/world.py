@@ -6,7 +6,6 @@ flag that governs several branches takes the same arm in all of them.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -37,6 +36,8 @@ from amp_audit.static.values import (
     Type,
     Value,
     key_of,
+    options,
+    short,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ MAX_CASES = 8
 Case = frozenset[tuple[str, bool]]
 """Conditions that were decided together."""
 
-_LONG_KEY = 240
 _ALWAYS_TRUE = (Scaler, Optimizer, Scheduler, Region, Instance, Func, Type, Package, External, StateDict, Parameters)
 
 
@@ -194,12 +194,23 @@ class World:
             return False if self.flags.get(key.removesuffix(" is None")) else None
         if self.flags.get(f"{key} is None"):
             return False
-        subject, equals, _ = key.rpartition(" == ")
-        if equals and any(
-            value and name.startswith(f"{subject} == ") and name != key for name, value in self.flags.items()
-        ):
-            return False
-        return None
+        subject, wanted = options(key)
+        return self._among(subject, wanted) if subject else None
+
+    def _among(self, subject: str, wanted: frozenset[str]) -> bool | None:
+        """Whether a value is one of some, by what has been decided of the values it is among, or is not."""
+        possible: frozenset[str] | None = None
+        excluded = frozenset[str]()
+        for name, value in self.flags.items():
+            other, values = options(name) if name.startswith(subject) else ("", frozenset())
+            if other == subject and value:
+                possible = values if possible is None else possible & values
+            elif other == subject:
+                excluded |= values
+        if possible is None:
+            return False if wanted <= excluded else None
+        left = possible - excluded
+        return True if left and left <= wanted else False if left.isdisjoint(wanted) else None
 
     def _agreed(self, key: str) -> bool | None:
         """What all cases say of a condition."""
@@ -246,13 +257,6 @@ def truth_of(value: Value) -> bool | Condition:
     if isinstance(value, Symbol):
         return Condition(value.key, volatile=value.volatile)
     return Condition(short(f"truth of {key_of(value)}"), volatile=True)
-
-
-def short(text: str) -> str:
-    """A key of bounded length, equal for equal texts."""
-    if len(text) <= _LONG_KEY:
-        return text
-    return f"{text[:40]}…{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
 def merge(worlds: Iterable[World]) -> list[World]:

@@ -330,3 +330,126 @@ def test_a_boundary_test_is_known_in_whatever_way_it_is_written(test: str, found
             scaler.update()
     """
     assert rules(body) == ({"AMP223"} if found else set())
+
+
+def ids(source: str) -> set[str]:
+    module = lowering.lower("/project/main.py", textwrap.dedent(source))
+    raw, _ = paths.find(Project([module], Path("/project")), rulebook.load())
+    return {found.rule.id for found in raw}
+
+
+CHOICE = """
+import sys, torch
+from torch import nn
+args = sys.argv[1]
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+dtype, enabled = torch.float32, False
+if args.dtype in ["bfloat16", "bf16"]:
+    dtype, enabled = torch.bfloat16, True
+elif args.dtype in ("float16", "fp16"):
+    dtype, enabled = torch.float16, True
+scaler = torch.amp.GradScaler("cuda", enabled={})
+for x in [1, 2]:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=dtype, enabled=enabled):
+        loss = model(x).mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("enabled", "expected"),
+    [
+        ('args.dtype in ["fp16", "float16"]', set()),  # the same two, in another order and display
+        ('args.dtype == "fp16" or args.dtype == "float16"', set()),
+        ('args.dtype not in ["bf16", "bfloat16"] and enabled', set()),
+        ('args.dtype in ["bf16", "fp16"]', {"AMP213"}),
+        ("enabled", {"AMP213"}),
+    ],
+)
+def test_being_among_constants_is_decided_by_what_is_known_of_the_value(enabled: str, expected: set[str]) -> None:
+    assert ids(CHOICE.format(enabled)) & {"AMP213"} == expected
+
+
+def test_two_dicts_that_are_filled_alike_hold_different_things() -> None:
+    source = """
+    import torch
+    class Agent:
+        def __init__(self, models, schedules):
+            self.scaler = torch.amp.GradScaler("cuda")
+            self.models, self.optimizers, self.schedulers = models, {}, {}
+            for uid in models:
+                self.optimizers[uid] = torch.optim.Adam(models[uid].parameters())
+                self.schedulers[uid] = schedules[uid](self.optimizers[uid])
+        def update(self, batches):
+            for uid in self.models:
+                for x in batches:
+                    with torch.autocast("cuda"):
+                        loss = self.models[uid](x).mean()
+                    self.optimizers[uid].zero_grad()
+                    self.scaler.scale(loss).backward()
+                    self.scaler.step(self.optimizers[uid])
+                    self.scaler.update()
+                self.schedulers[uid].step()
+    """
+    assert "AMP203" not in ids(source)
+    assert "AMP203" in ids(source.replace("self.schedulers[uid].step()", "self.optimizers[uid].step()"))
+
+
+PROBED = """
+import torch
+def run(cfg, batches):
+    model = get_model(cfg)
+    model.train()
+    generator, discriminator = model.generator, model.discriminator
+    opt_g = torch.optim.Adam(generator.parameters())
+    opt_d = torch.optim.Adam(discriminator.parameters())
+    for x in batches:  # one of each size, for the memory they take
+        opt_d.zero_grad()
+        model(x, False).backward()
+        opt_g.zero_grad()
+        model(x, True).backward()
+    scaler = torch.amp.GradScaler("cuda")
+    for x in batches:
+        with torch.autocast("cuda"):
+            loss_d = model(x, False)
+        {}.zero_grad()
+        scaler.scale(loss_d).backward()
+        scaler.step(opt_d)
+        with torch.autocast("cuda"):
+            loss_g = model(x, True)
+        opt_g.zero_grad()
+        scaler.scale(loss_g).backward()
+        scaler.step(opt_g)
+        scaler.update()
+"""
+
+
+def test_clearing_a_part_leaves_of_the_whole_nothing_that_is_known() -> None:
+    assert "AMP204" not in ids(PROBED.format("opt_d"))
+
+
+def test_a_gradient_that_is_dropped_under_a_test_is_not_all_of_them() -> None:
+    source = """
+    import torch
+    def fit(loader):
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda")
+        for x in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda"):
+                loss = model(x).mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            for p in model.parameters():
+                if p.requires_grad and not torch.isfinite(p.grad).all():
+                    p.grad = None
+            scaler.step(optimizer)
+            scaler.update()
+    """
+    assert "AMP212" not in ids(source)
+    assert "AMP212" in ids(source.replace("if p.requires_grad and not torch.isfinite(p.grad).all():", "if True:"))

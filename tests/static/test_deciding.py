@@ -1,0 +1,130 @@
+"""Which names keep paths apart, and how many paths a program then has."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from amp_audit import rulebook
+from amp_audit.static import lowering, paths
+from amp_audit.static.deciding import Deciding, deciding
+from amp_audit.static.hot import Heat, definitions
+from amp_audit.static.project import Project
+
+TRAIN = """
+import torch
+from torch import nn
+
+def train(model, optimizer, loader, args):
+    scaler = torch.amp.GradScaler("cuda", enabled=args.amp)
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", enabled=args.amp):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        {}
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+def names(source: str) -> tuple[Deciding, dict[str, frozenset[str]]]:
+    """The deciding names of a module: all of them, and the local ones by function."""
+    module = lowering.lower("/project/main.py", textwrap.dedent(source))
+    found = deciding([module], Heat([module]))
+    functions = [function for function, _ in definitions(module.body)]
+    return found, {function.qualname: found.local(function) or frozenset() for function in functions}
+
+
+def test_switches_of_regions_decide_wherever_they_come_from() -> None:
+    found, local = names(
+        """
+        import torch
+        WANTED = False
+        def fit(model, data, half=WANTED, verbose=False):
+            use = half and torch.cuda.is_available()
+            with torch.autocast("cuda", enabled=use):
+                loss = model(data).mean()
+            if verbose:
+                print(loss)
+            loss.backward()
+        """
+    )
+    assert {"use", "half"} <= local["fit"]
+    assert "verbose" not in local["fit"]
+    assert "WANTED" in found.globals
+
+
+def test_a_test_decides_when_an_arm_trains_or_leaves() -> None:
+    _, local = names(
+        """
+        def fit(loss, optimizer, clip, log, stop, path):
+            if clip:
+                clip_grad_norm_(optimizer, 1.0)
+            if log:
+                print(loss)
+            name = "a" if path else "b"
+            loss.backward()
+            if stop:
+                return
+            optimizer.step()
+        """
+    )
+    assert {"clip", "stop"} <= local["fit"]
+    assert not {"log", "path", "name"} & local["fit"]
+
+
+def test_values_pass_through_calls_attributes_and_returns() -> None:
+    found, local = names(
+        """
+        class Trainer:
+            def __init__(self, amp, tag):
+                self.amp = choose(amp)
+                self.tag = tag
+            def fit(self, loss):
+                if self.amp:
+                    loss.backward()
+        def choose(flag):
+            picked = flag
+            return picked
+        """
+    )
+    assert "amp" in found.attributes
+    assert "tag" not in found.attributes
+    assert "amp" in local["Trainer.__init__"]
+    assert {"flag", "picked"} <= local["choose"]
+
+
+@pytest.mark.parametrize("switches", [4, 9])
+def test_switches_that_decide_nothing_cost_nothing(switches: int) -> None:
+    """Each would double the paths; what they set is a name of its own, None or not."""
+    lines = [f"extra{n} = make() if args.a{n} else None" for n in range(switches)]
+    body = textwrap.indent("\n".join(lines), "    ")
+    source = TRAIN.format("").replace("    scaler = ", f"{body}\n    scaler = ", 1)
+    module = lowering.lower("/project/main.py", source)
+    surveyor = paths._Surveyor(Project([module], Path("/project")), rulebook.load())
+    before = surveyor.done.fuel
+    surveyor.survey()
+    used = before - surveyor.done.fuel
+    assert not [entry.note for entry in surveyor.done.entries if entry.note]
+    assert used < 60 + 4 * switches
+
+
+def test_a_local_function_does_not_make_its_namesake_matter() -> None:
+    source = """
+    def outer(items):
+        def run(item):
+            return item + 1
+        return [run(item) for item in items]
+    class Trainer:
+        def run(self, loss):
+            loss.backward()
+    def calls(trainer, loss):
+        trainer.run(loss)
+    """
+    module = lowering.lower("/project/main.py", textwrap.dedent(source))
+    heat = Heat([module])
+    hot = {function.qualname for function, _ in definitions(module.body) if heat.function(function)}
+    assert hot == {"Trainer.run", "calls"}
