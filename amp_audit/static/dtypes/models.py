@@ -429,7 +429,7 @@ class Models(Operations):
 
     def _parameter(self, args: Sequence[Value]) -> Value:
         own = as_tensor(args[0]) if args else None
-        return own if own is not None and own.dtypes != ANY else Tensor(FLOAT32)
+        return Tensor(own.dtypes if own is not None and own.dtypes != ANY else FLOAT32)
 
     def _optimizer(self, dotted: str, args: Sequence[Value], named: Named, at: int) -> Value:
         optimizer = Optimizer((self.path, at))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.arguments import Named, cast_target, flat, is_device, is_dtype, numbers_of, told_dtype
@@ -139,7 +139,7 @@ class Operations(abc.ABC):
             origin,
             _last(name, effect, tensors, numbers),
             _filled(name, effect, tensors, numbers),
-            name == "arange" or any(tensor.counted for tensor in tensors),
+            name == "arange" or (name not in surface.BOUNDED and any(tensor.counted for tensor in tensors)),
         )
         self._use(op, result, numbers, tensors, at)
         return NOTHING if effect == "complex" else self._shaped(op, name, effect, result, named)
@@ -316,12 +316,14 @@ class Operations(abc.ABC):
         target = cast_target(name, args, named)
         if target is not None:
             found = self.tensor_of(base)
+            if found is not None and args and isinstance(args[0], Tensor):
+                return self._matched(found, args[0], name, at)
             return self._cast_tensor(found, target, name, at) if found is not None else NOTHING
         if name in ("to", "type"):
             return self._to(base, args)
         if name == "type_as":
             like = as_tensor(args[0]) or _ANY_TENSOR if args else _ANY_TENSOR
-            return self._cast_tensor(as_tensor(base) or _ANY_TENSOR, DType(like.dtypes, like.assumed), name, at)
+            return self._matched(as_tensor(base) or _ANY_TENSOR, like, name, at)
         if surface.effect_of(name) is None and name not in ("fill_", "zero_", "copy_"):
             return NOTHING
         return self.apply(name, [base, *args], named, at)
@@ -333,6 +335,11 @@ class Operations(abc.ABC):
             if isinstance(arg, Opaque) and not arg.number and not is_device(arg.text):
                 return Tensor(own.dtypes | ANY if not is_dtype(arg.text) else ANY)
         return own
+
+    def _matched(self, base: Tensor, like: Tensor, name: str, at: int) -> Tensor:
+        """``base`` in the dtype of another tensor: to fit it, not to be more precise, unless it holds integers."""
+        result = self._cast_tensor(base, DType(like.dtypes, like.assumed), name, at)
+        return result if result.low or base.dtypes == {"int"} else replace(result, origin="")
 
     def _cast_tensor(self, base: Tensor, target: DType, name: str, at: int) -> Tensor:
         """``base`` in another dtype. What it is filled with goes along, as ``value`` of the op ``to``."""

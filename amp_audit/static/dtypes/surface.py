@@ -155,6 +155,9 @@ RESHAPING = frozenset(
 )
 """Ops that may give dimensions to a tensor that has none."""
 
+BOUNDED = frozenset({"sin", "cos", "sigmoid", "tanh", "softmax"})
+"""Ops whose results are at most 1, of which rounding takes little."""
+
 WITH_SOURCE = frozenset(
     {"scatter", "scatter_reduce", "index_add", "index_copy", "index_reduce", "masked_scatter", "lerp"}
 )

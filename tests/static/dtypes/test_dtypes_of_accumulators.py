@@ -130,7 +130,8 @@ TABLES = """
     ("table", "body"),
     [
         ("rate", "net.half()  # AMP414"),
-        ("rate.cos()", "net = net.cuda().to(torch.bfloat16)  # AMP414"),
+        ("rate * 2", "net = net.cuda().to(torch.bfloat16)  # AMP414"),
+        ("rate.cos()", "net = net.cuda().to(torch.bfloat16)"),
         ("torch.cat([rate, rate])", "net.rotary.to(dtype=torch.float16)  # AMP414"),
         ("rate", "net.body.half()"),
         ("rate", "net.to('cuda')"),
