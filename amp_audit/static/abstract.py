@@ -137,6 +137,7 @@ class Lowering(Scoping[Spot]):
 
     def walrus(self, node: ast.NamedExpr) -> ir.Expr:
         at = self.at(node)
+        self.words.add(ir.WALRUS)
         target = self.expr(node.target)
         return ir.Walrus(at, target, self.expr(node.value))
 

@@ -143,7 +143,7 @@ class _Names:
     def _function(self, node: ir.Function, scopes: _Scopes) -> None:
         self.functions.setdefault(node.name, []).append(node)
         self.read.add(id(node))
-        names = collect(node.body, node.params)
+        names = collect(node.body, node.params, node.words)
         inner = (*scopes, _Scope(node, frozenset(names.bound) - frozenset(names.outer)))
         for param in node.params:
             self.flows.setdefault((id(node), param.name), set()).add((_KEYWORD, param.name))

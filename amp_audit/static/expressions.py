@@ -149,6 +149,7 @@ class Expressions(Scoping[cst.CSTNode]):
 
     def walrus(self, node: cst.NamedExpr) -> ir.Expr:
         at = self.at(node)
+        self.words.add(ir.WALRUS)
         target = self.expr(node.target)
         return ir.Walrus(at, target, self.expr(node.value))
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+WALRUS = ":="
+"""The word for an assignment inside an expression: few definitions have one, and finding it costs a walk over all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Const:
@@ -361,7 +364,8 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """``words``: every identifier and attribute name in the body, nested definitions included."""
+    """``words``: every identifier and attribute name in the body, nested definitions included, and ``WALRUS`` where
+    there is one."""
 
     at: int
     name: str

@@ -6,7 +6,7 @@ operators in their expressions, never into nested definitions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -65,9 +65,10 @@ def _replaces(later: Bound, earlier: Bound) -> bool:
     return later.branch == earlier.branch[: len(later.branch)]
 
 
-def collect(body: Sequence[ir.Stmt], params: Iterable[ir.Param] = ()) -> Names:
-    """The names that ``body`` binds, parameters included."""
-    collector = _Collector()
+def collect(body: Sequence[ir.Stmt], params: Iterable[ir.Param] = (), words: Container[str] = (ir.WALRUS,)) -> Names:
+    """The names that ``body`` binds, parameters included. ``words``: those of the definition, as far as they are known
+    (assignments inside expressions are looked for where they say that there are some)."""
+    collector = _Collector(ir.WALRUS in words)
     for param in params:
         collector.bind(param.name, Assigned(None))
     collector.block(body)
@@ -76,7 +77,8 @@ def collect(body: Sequence[ir.Stmt], params: Iterable[ir.Param] = ()) -> Names:
 
 
 class _Collector:
-    def __init__(self) -> None:
+    def __init__(self, has_walrus: bool) -> None:
+        self.has_walrus = has_walrus
         self.bound: dict[str, list[Bound]] = {}
         self.stars: list[str] = []
         self.outer: set[str] = set()
@@ -112,7 +114,7 @@ class _Collector:
             self.outer.update(node.names)
         else:
             self._compound(node)
-        for name, value in _walrus_targets(node):
+        for name, value in _walrus_targets(node) if self.has_walrus else ():
             self.bind(name, Assigned(value))
 
     def _import(self, node: ir.Import) -> None:

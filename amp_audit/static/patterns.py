@@ -85,10 +85,12 @@ class _Calls:
 
     def of(self, module: ir.Module) -> Iterator[RawFinding]:
         """Findings in one module."""
-        if self._words.isdisjoint(module.words) and not self._has_scalers:
+        # A scaler built elsewhere is still called one where it is used; looking for others is a walk over every call.
+        may_scale = self._has_scalers and any("scaler" in word.lower() for word in module.words)
+        if self._words.isdisjoint(module.words) and not may_scale:
             return
         for site in sites(module):
-            name = self._name(site)
+            name = self._name(site, may_scale)
             facts = None
             for rule, detector in self._by_target.get(name, ()) if name else ():
                 facts = facts or Facts(site, self.project, self.origins)
@@ -96,15 +98,15 @@ class _Calls:
                 if finding is not None:
                     yield finding
 
-    def _name(self, site: Site) -> str | None:
-        """What a site calls, as targets name it."""
+    def _name(self, site: Site, may_scale: bool) -> str | None:
+        """What a site calls, as targets name it; methods of scalers only with ``may_scale``."""
         where, func = site.where, site.call.func
         word = func.name if isinstance(func, ir.Attr) else func.id if isinstance(func, ir.Name) else ""
         if word in self._words:
             name = self.project.called(where.module, func, where.scope)
             if name is not None:
                 return name
-        if not self._has_scalers:
+        if not may_scale:
             return None
         if isinstance(func, ir.Attr) and word in _METHODS and self._is_live_scaler(func.base, site):
             return f"{_SCALER}.{word}"

@@ -120,7 +120,7 @@ class Scope:
     @property
     def names(self) -> Names:
         if self._names is None:
-            self._names = collect(self.function.body, self.function.params)
+            self._names = collect(self.function.body, self.function.params, self.function.words)
         return self._names
 
 
@@ -198,7 +198,7 @@ class Project:
         """What the module's own code binds."""
         key = (module.path, -1)
         if key not in self._names:
-            self._names[key] = collect(module.body)
+            self._names[key] = collect(module.body, words=module.words)
         return self._names[key]
 
     def _choose(self, module: ir.Module, names: Names, name: str, scope: Scope | None = None) -> Binding:
@@ -315,7 +315,7 @@ class Project:
 
     def _class_names(self, ref: ClassRef) -> Names:
         if ref.key not in self._names:
-            self._names[ref.key] = collect([s for s in ref.cls.body if not _is_setter(s)])
+            self._names[ref.key] = collect([s for s in ref.cls.body if not _is_setter(s)], words=ref.cls.words)
         return self._names[ref.key]
 
     # Classes
