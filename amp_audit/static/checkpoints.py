@@ -24,12 +24,13 @@ from amp_audit.static.traverse import bodies, children, expressions, statements,
 
 _OPTIMIZER = re.compile(r"^(?!.*sched).*optim|^opt(?:_\w+)?$|_opt$", re.IGNORECASE)
 _SCALER = re.compile(r"scaler|^amp$", re.IGNORECASE)
+_MODEL = re.compile(r"model|net|sched", re.IGNORECASE)
 _SAVES = re.compile(
     r"save|checkpoint|ckpt|snapshot|dump|write|store|upload|export|register|recover|persist", re.IGNORECASE
 )
 _SCALING = frozenset({"GradScaler", "ShardedGradScaler", "unscale_", "scale_loss"})
 _APEX = "apex.amp.scale_loss"
-_OPTIMIZER_STATE, _SCALER_STATE, _ANY_STATE = "optimizer", "scaler", "any"
+_OPTIMIZER_STATE, _SCALER_STATE, _MODEL_STATE, _ANY_STATE = "optimizer", "scaler", "model", "any"
 
 
 @dataclass(slots=True)
@@ -322,7 +323,7 @@ class _Reader:
             elif isinstance(part, ir.Name):
                 told |= states.get(part.id, set())
             elif isinstance(part, ir.Comprehension) and _is_state(part.element):
-                told.add(_ANY_STATE)
+                told.add(_of_all(part))
         return told
 
     def _direct(self, expr: ir.Expr, states: dict[str, set[str]]) -> str | None:
@@ -353,6 +354,16 @@ def _held(mapping: ir.Mapping) -> set[str]:
 
 def _names_scaler(word: str, value: ir.Expr) -> bool:
     return bool(_SCALER.search(word)) and not isinstance(value, ir.Const)
+
+
+def _of_all(comprehension: ir.Comprehension) -> str:
+    """Whose states ``{k: v.state_dict() for k, v in things.items()}`` gathers."""
+    words = {_last(part) for _, iterable, _ in comprehension.loops for part in walk(iterable)}
+    if any(map(_SCALER.search, words)):
+        return _SCALER_STATE
+    if any(map(_OPTIMIZER.search, words)):
+        return _OPTIMIZER_STATE
+    return _MODEL_STATE if any(map(_MODEL.search, words)) else _ANY_STATE
 
 
 def _is_state(expr: ir.Expr) -> bool:

@@ -43,7 +43,7 @@ def found(**sources: str) -> list[tuple[str, int, Confidence]]:
     modules = [lowering.lower(path, text) for path, text in texts.items()]
     raw, failed = patterns.find(Project(modules, Path("/project")), rulebook.load())
     assert not failed
-    places = {path: lowering.positions(text.encode()) for path, text in texts.items()}
+    places = {path: lowering.positions(text) for path, text in texts.items()}
     return sorted((Path(f.path).stem, places[f.path](f.at).line, f.confidence) for f in raw if f.rule.id == "AMP701")
 
 
@@ -62,6 +62,7 @@ SAVES = {
     "items": "d = {}\nd['m'] = model.state_dict()\nd['o'] = optimizer.state_dict()\ntorch.save(d, 'a.pt')  # here",
     "a state that has a name": "o = optimizer.state_dict() if args.full else None\ntorch.save(dict(o=o), 'a')  # here",
     "a record": "torch.save(asdict(Snapshot(model.state_dict(), optimizer.state_dict())), 'a.pt')  # here",
+    "all of several": "d = {k: v.state_dict() for k, v in args.optimizers.items()}\ntorch.save({'o': d}, 'a')  # here",
     "arguments": "save_checkpoint(model.state_dict(), optimizer.state_dict(), 'a.pt')  # here",
     "objects": "to_save = {'model': model, 'optimizer': optimizer}\nhandlers(trainer, to_save=to_save)  # here",
     "scheduler": f"torch.save({{**{BARE}, 'sched': scheduler.state_dict()}}, 'a.pt')  # here",
@@ -83,6 +84,7 @@ COMPLETE = {
     "an argument": "save_checkpoint(model.state_dict(), optimizer.state_dict(), scaler=scaler)",
     "registered": f"register_for_checkpointing(scaler)\ntorch.save({BARE}, 'a.pt')",
     "whatever there is": f"d = {BARE}\nfor k, v in args.parts.items(): d[k] = v.state_dict()\ntorch.save(d, 'a.pt')",
+    "all there are": f"torch.save({{'all': {{k: v.state_dict() for k, v in args.parts.items()}}, 'o': {BARE}}}, 'a')",
     "whatever is passed": f"torch.save({{**{BARE}, **args.extra}}, 'a.pt')",
     "weights alone": "torch.save(model.state_dict(), 'a.pt')",
     "not written": f"print({BARE})",
