@@ -62,6 +62,7 @@ _MATMULS = frozenset(
 
 _EXTENSION = re.compile(r"_C|_ext|ext_module|\w*_(?:cuda|ext|ops|kernels?)|_backend|fused", re.I)
 _LEARNED = re.compile(r"weight|bias|gamma|beta")
+"""What a parameter of the model is called, where it is handed to a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def _undecorated(custom: _Custom, project: Project) -> tuple[int, str, Confidenc
     forward, backward = custom.methods["forward"], custom.methods["backward"]
     if _multiplies_saved(backward):
         message = "backward multiplies a saved tensor with the gradient, outside autocast: their dtypes differ there"
-    elif _extension_calls(forward) and any(_LEARNED.search(p.name) for p in forward.params):
+    elif "Parameter" in custom.ref.module.words and _extension_calls(forward):
         message = "under autocast the kernel gets half features beside a float32 parameter, and nothing casts them"
     else:
         return None
@@ -236,7 +237,7 @@ def _extension_calls(function: ir.Function) -> bool:
         base = call.func.base if isinstance(call.func, ir.Attr) else None
         word = base.id if isinstance(base, ir.Name) else base.name if isinstance(base, ir.Attr) else ""
         given = {arg.value.id for arg in call.args if isinstance(arg.value, ir.Name)} & params
-        if _EXTENSION.fullmatch(word) and any(_LEARNED.search(name) for name in given) and len(given) > 1:
+        if _EXTENSION.fullmatch(word) and any(_LEARNED.fullmatch(name) for name in given) and len(given) > 1:
             return True
     return False
 
