@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from amp_audit.model import Coverage, Finding
 from amp_audit.rulebook import Rulebook
-from amp_audit.static import dtypes, paths, patterns
+from amp_audit.static import configs, dtypes, paths, patterns
 from amp_audit.static.deep import with_deep_stack
 from amp_audit.static.findings import File, present, settle, unreadable
 from amp_audit.static.fixes.builder import Builder
@@ -65,7 +65,12 @@ def check_files(gathered: Gathered, book: Rulebook, options: Options) -> CheckRe
     if options.follow:
         files = list(dict.fromkeys([*files, *(imported for path in files for imported in local_imports(path))]))
     groups = _by_root(files, gathered.searched)
-    return with_deep_stack(lambda: _check(groups, book, options, gathered.given))
+    result = with_deep_stack(lambda: _check(groups, book, options, gathered.given))
+    found, read = configs.in_files(gathered.configs, book)
+    wanted = [each for each in found if each.location and each.rule in options.rules_for(each.location.path, book)]
+    findings = sorted((*result.findings, *wanted), key=lambda finding: finding.sort_key)
+    coverage = replace(result.coverage, files_checked=result.coverage.files_checked + read)
+    return CheckResult(tuple(findings), coverage)
 
 
 def _check(

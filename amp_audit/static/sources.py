@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tokenize
@@ -13,6 +14,8 @@ from io import BytesIO
 from pathlib import Path
 
 SUFFIXES = (".py", ".pyw", ".ipynb")
+CONFIG_SUFFIX = ".json"
+_CONFIG_NAME = re.compile(r"(?:^|[/_.-])(?:ds|deepspeed|zero|stage|offload|fp16|bf16)(?=[/_.\d-])", re.I)
 STDIN = "<stdin>"
 """What the standard input is called; on the command line it is ``-``."""
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "__pypackages__"})
@@ -69,12 +72,13 @@ class Gathered:
     """The files to check, in order, and where they were looked for.
 
     ``searched`` are the folders among what was asked for, absolute. ``given`` has the bytes of files that are not read
-    from the disk: the standard input.
+    from the disk: the standard input. ``configs`` are JSON files that may be a framework's configuration.
     """
 
     paths: Sequence[str]
     searched: Sequence[str] = ()
     given: Mapping[str, bytes] = field(default_factory=dict)
+    configs: Sequence[str] = ()
 
 
 def gather(
@@ -107,10 +111,12 @@ def gather(
     if force:
         files = [file for file in files if file == STDIN or not excluded(file)]
         left_out = len(files) < len(found)
-    if not files and not left_out:
+    configs = [file for file in files if file.endswith(CONFIG_SUFFIX)]
+    files = [file for file in files if not file.endswith(CONFIG_SUFFIX)]
+    if not files and not left_out and not any(str(path).endswith(CONFIG_SUFFIX) for path in paths):
         raise SourceError(f"no Python file in {', '.join(map(str, paths))}")
     searched = [os.path.abspath(path) for path in paths if os.path.isdir(path)]
-    return Gathered(files, searched, given)
+    return Gathered(files, searched, given, configs)
 
 
 def find(paths: Sequence[str | Path], excluded: Callable[[str], bool] = lambda path: False) -> list[str]:
@@ -138,7 +144,7 @@ def _files(path: str, excluded: Callable[[str], bool]) -> list[str]:
         raise SourceError(f"{path}: no such file or directory")
     if path.endswith(".pyi"):
         return []
-    if path.endswith(SUFFIXES) or _is_script(path):
+    if path.endswith((*SUFFIXES, CONFIG_SUFFIX)) or _is_script(path):
         return [path]
     raise SourceError(f"{path}: neither a Python file nor a notebook")
 
@@ -171,8 +177,13 @@ def _folder(folder: str, seen: set[str]) -> Iterator[str]:
         path = os.path.join(folder, name)
         if os.path.isdir(path):  # a submodule, a nested checkout, a link
             yield from _folder(path.rstrip(os.sep), seen)
-        elif name.endswith(SUFFIXES) and os.path.isfile(path):
+        elif _is_wanted(name) and os.path.isfile(path):
             yield path
+
+
+def _is_wanted(name: str) -> bool:
+    """Whether a file of a folder is Python, a notebook, or by its name a configuration of DeepSpeed."""
+    return name.endswith(SUFFIXES) or (name.endswith(CONFIG_SUFFIX) and _CONFIG_NAME.search(name) is not None)
 
 
 def _is_left_out(name: str) -> bool:
@@ -208,7 +219,7 @@ def _walk(folder: str, seen: set[str]) -> Iterator[str]:
             if real not in seen:
                 seen.add(real)
                 yield from _walk(item.path, seen)
-        elif item.name.endswith(SUFFIXES) and item.is_file():
+        elif _is_wanted(item.path) and item.is_file():
             yield item.path
 
 

@@ -11,13 +11,13 @@ from io import BytesIO
 from itertools import accumulate
 
 from amp_audit.model import Edit, Fix
+from amp_audit.static.jsontext import DECODER, items_of, members, skip_space
 from amp_audit.static.lowering import lower
 from amp_audit.static.position import LoweringError
 from amp_audit.static.sources import Unreadable, decode
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _NEWLINE = re.compile(r"\r\n|\r|\n")
-_JSON_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def compatible(fixes: Iterable[Fix]) -> list[Fix]:
@@ -133,8 +133,8 @@ def _written(source: str, value: object, before: str) -> str:
     if not isinstance(value, list):
         return json.dumps(source, ensure_ascii=ascii_only)
     items = [match.group() for match in _LINE.finditer(source) if match.group()]
-    begins = list(_items(before, 0))
-    ends = [_DECODER.raw_decode(before, begin)[1] for begin in begins]
+    begins = list(items_of(before, 0))
+    ends = [DECODER.raw_decode(before, begin)[1] for begin in begins]
     first = before[1 : begins[0]] if begins else ""
     last = before[ends[-1] : -1] if begins else ""
     between = before[ends[0] : begins[1]] if len(begins) > 1 else f",{first}" if first else ", "
@@ -143,42 +143,12 @@ def _written(source: str, value: object, before: str) -> str:
 
 def _cell_sources(text: str) -> Iterator[tuple[int, int]]:
     """Where the sources of all cells stand in the JSON of a notebook, in order; (0, 0) for a cell without one."""
-    top = dict(_members(text, _space(text, 0)))
-    sheets = _items(text, top["worksheets"][0]) if "worksheets" in top else [_space(text, 0)]
+    top = dict(members(text, skip_space(text, 0)))
+    sheets = items_of(text, top["worksheets"][0]) if "worksheets" in top else [skip_space(text, 0)]
     for sheet in sheets:
-        for cell in _items(text, dict(_members(text, sheet))["cells"][0]):
-            members = dict(_members(text, cell))
-            yield members.get("source") or members.get("input") or (0, 0)
-
-
-def _space(text: str, place: int) -> int:
-    match = _JSON_SPACE.match(text, place)
-    return match.end() if match is not None else place
-
-
-_DECODER = json.JSONDecoder()
-
-
-def _members(text: str, place: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The members of the object at a place: name, and where the value begins and ends."""
-    place = _space(text, place + 1)
-    while text[place] != "}":
-        name, place = _DECODER.raw_decode(text, place)
-        begin = _space(text, _space(text, place) + 1)
-        _, place = _DECODER.raw_decode(text, begin)
-        yield name, (begin, place)
-        place = _space(text, place)
-        place = _space(text, place + 1) if text[place] == "," else place
-
-
-def _items(text: str, place: int) -> Iterator[int]:
-    """Where the items of the array at a place begin."""
-    place = _space(text, place + 1)
-    while text[place] != "]":
-        yield place
-        _, place = _DECODER.raw_decode(text, place)
-        place = _space(text, place)
-        place = _space(text, place + 1) if text[place] == "," else place
+        for cell in items_of(text, dict(members(text, sheet))["cells"][0]):
+            found = dict(members(text, cell))
+            yield found.get("source") or found.get("input") or (0, 0)
 
 
 def by_path(fixes: Iterable[Fix]) -> Mapping[str, list[Fix]]:
