@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -43,6 +44,10 @@ def _release(torch: str) -> str:
     return torch.partition("+")[0]
 
 
+_NAMED = re.compile(r"[dD]imname|names_")
+"""Overloads for named tensors, which torch 2.13 dropped."""
+
+
 def for_torch(report: Report, wanted: str | None) -> Report:
     """A report that also says what autocast of another torch does otherwise; the same one when none is asked for."""
     if wanted is None or report.summary is None:
@@ -56,7 +61,7 @@ def other_torch(header: Header, wanted: str) -> Iterator[str]:
     if here.since == there.since:
         return
     names = sorted({name for name in (*here.table, *there.table) if here.kind(name) != there.kind(name)})
-    shown = [name for name in names if not name.endswith(".*")]
+    shown = [name for name in names if not name.endswith(".*") and not _NAMED.search(name)]
     if shown:
         what = [f"{n} ({here.kind(n) or 'as it comes'} here, {there.kind(n) or 'as it comes'} there)" for n in shown]
         yield (

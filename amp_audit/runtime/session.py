@@ -326,6 +326,8 @@ class Session:
         why, code = (reason, 0 if reason == "stopped" else None) if reason else _how_it_ended()
         watch = lines.current
         notes = [f"not observed: {watch.why_not}"] if watch and watch.why_not else []
+        if self.config.emulate is not None:
+            notes.extend(_beyond_emulation())
         self.writer.end(
             End(
                 why,
@@ -404,6 +406,15 @@ def _leave_process_group() -> None:
     """What a program that is stopped does not come to do: its communication threads would abort the process."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def _beyond_emulation() -> Iterator[str]:
+    from amp_audit.runtime.emulation.limits import explain
+
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    reason = explain(error) if error is not None else None
+    if reason is not None:
+        yield reason
 
 
 def _how_it_ended() -> tuple[str, int | None]:

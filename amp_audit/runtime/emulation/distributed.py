@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +27,9 @@ def install() -> None:
             if namespace == "c10d":
                 library.impl(name, "CUDA", _collective(name), False)
     _libraries.append(library)
-    from torch.distributed import distributed_c10d as c10d
-
+    c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    logger: Any = torch._C._distributed_c10d.Logger
+    logger.set_runtime_stats_and_log = lambda self: None  # asks for a timer of the GPU, which is not there
     asked: dict[Any, str] = {}
     for name in ("init_process_group", "new_group"):
         function = _without_nccl(getattr(c10d, name), asked)

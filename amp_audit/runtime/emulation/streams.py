@@ -23,7 +23,7 @@ class Stream:
         self.device_type = _CUDA
         self.device = torch.device("cuda", 0)
         self.priority = priority
-        self.cuda_stream = self.stream_id
+        self.cuda_stream = self.native_handle = self.stream_id
 
     def wait_event(self, event: Any) -> None:
         pass
@@ -35,6 +35,9 @@ class Stream:
         event = Event() if event is None else event
         event.record(self)
         return event
+
+    def is_capturing(self) -> bool:
+        return False
 
     def query(self) -> bool:
         return True
@@ -69,10 +72,10 @@ class ExternalStream(Stream):
 
 
 class Event:
-    """``torch.cuda.Event``; what it measures is the time of the CPU."""
+    """``torch.cuda.Event``, and ``torch.Event``, which takes a device first; it measures the time of the CPU."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
-        self._timing = enable_timing
+    def __init__(self, *device: Any, enable_timing: bool = False, **given: Any) -> None:
+        self._timing = enable_timing or (len(device) > 0 and device[0] is True)
         self._at: float | None = None
         self.device = torch.device("cuda", 0)
 

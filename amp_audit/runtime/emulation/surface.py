@@ -69,12 +69,13 @@ def install(chip: Chip) -> None:
     cuda._exchange_device = device.exchange
     cuda._maybe_exchange_device = device.exchange
     cuda.graphs._cuda_isCurrentStreamCapturing = device.functions()["_cuda_isCurrentStreamCapturing"]
-    cuda.default_generators = (randomness.generator(),)
+    cuda.default_generators = (randomness.generator(),) * device.count()
     cuda.cudart = lambda: device
     for module in (cuda, cuda.streams, cuda.graphs):
         for made in (Stream, Event, ExternalStream, CUDAGraph):
             if hasattr(module, made.__name__):
                 setattr(module, made.__name__, made)
+    everything.Stream, everything.Event = Stream, Event
     everything.Generator = randomness.Generator
     everything.backends.cudnn.version = lambda: CUDNN_VERSION
     everything.Tensor.record_stream = lambda tensor, stream: None
@@ -126,6 +127,13 @@ class _Device:
             "_cuda_get_cudnn_benchmark_limit": lambda: 10,
             "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
             "_cuda_hasPrimaryContext": lambda device: True,
+            "_accelerator_getStream": lambda index: Stream(stream_id=self._streams.current(index)[0]),
+            "_accelerator_setStream": lambda stream: self._streams.set(stream.stream_id),
+            "_accelerator_synchronizeDevice": lambda index: None,
+            "_accelerator_getDeviceIndex": lambda: self._current,
+            "_accelerator_setDeviceIndex": self.exchange,
+            "_accelerator_exchangeDevice": self.exchange,
+            "_accelerator_maybeExchangeDevice": self.exchange,
             "_cuda_getCurrentRawStream": lambda device: 0,
             "_cuda_clearCublasWorkspaces": lambda: None,
         }

@@ -1,0 +1,206 @@
+"""Whole programs written for CUDA, under audit on the emulated device: unchanged, and recorded as on CUDA."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.drive import ENVIRONMENT, audited, plainly
+
+torch = pytest.importorskip("torch")
+if torch.cuda.is_available():
+    pytest.skip("there is a CUDA device: it is used, not emulated", allow_module_level=True)
+
+PROGRAM = """
+import hashlib, torch
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(5)
+assert torch.cuda.is_available()
+device = torch.device("cuda:0")
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Dropout(0.1)
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.layer, self.head = nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.drop(F.gelu(self.norm(self.conv(x)))).flatten(2).transpose(1, 2)
+        x = self.layer(x + self.mix(x, x, x, need_weights=False)[0])
+        return self.head(x.mean(1)).softmax(-1)
+
+model = torch.compile(Net().to(device))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+scaler = torch.cuda.amp.GradScaler(init_scale=2.0**24)
+for step in range(5):
+    x, y = torch.randn(6, 3, 4, 4).pin_memory().cuda(non_blocking=True), torch.randint(4, (6,), device="cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        p = model(x)
+        loss = F.nll_loss((p + 1e-6).log(), y)
+    optimizer.zero_grad(set_to_none=True)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    print(step, p.dtype, loss.item(), norm.item(), scaler.get_scale())
+state = b"".join(v.detach().cpu().numpy().tobytes() for v in model.state_dict().values())
+print(hashlib.sha256(state).hexdigest(), torch.rand(1, device="cuda").item(), torch.rand(1).item())
+"""
+
+ALONE = """
+import runpy, sys, torch
+from amp_audit.runtime import emulation
+emulation.begin("cuda")
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_an_audit_changes_nothing(tmp_path: Path) -> None:
+    """The same output bit for bit, emulated with and without recording."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "alone.py").write_text(ALONE)
+    plain = plainly(["alone.py", "train.py"], tmp_path)
+    watched = audited(["train.py"], tmp_path, emulate="cuda")
+    assert plain.code == watched.code == 0, plain.stderr.decode()[-2000:] + watched.stderr.decode()[-2000:]
+    assert plain.stdout == watched.stdout
+    trace = watched.trace
+    assert (trace.header.policy, trace.header.emulated, trace.header.device) == (
+        "cuda",
+        "cuda",
+        "NVIDIA A100-SXM4-40GB",
+    )
+    notes = [note for step in trace.steps for note in step.notes if "torch.compile" not in note]
+    random = {"native_dropout", "native_dropout_backward", "_scaled_dot_product_flash_attention", "native_batch_norm"}
+    assert notes == [] and trace.end is not None
+    assert {name.split(".")[1] for name in trace.end.unobserved} <= random  # not run again on a GPU either
+
+
+def test_operators_are_recorded_as_on_cuda(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    trace = audited(["train.py"], tmp_path, emulate="cuda:sm80").trace
+    rows = {(row.op.partition(".")[2].partition(".")[0], row.output) for row in trace.steps[1].ops if row.autocast}
+    assert {
+        ("convolution", "float16"),
+        ("native_dropout", "float16"),
+        ("_scaled_dot_product_flash_attention", "float16"),
+        ("native_layer_norm", "float32"),
+        ("addmm", "float16"),
+        ("_softmax", "float32"),
+        ("log", "float32"),
+    } <= rows
+    assert {row.phase for row in trace.steps[1].ops} >= {"forward", "backward", "optimizer"}
+    placed = [row for row in trace.steps[1].ops if row.phase == "backward"]
+    assert sum(row.place.line is not None for row in placed) > 0.8 * len(placed)
+    assert {number.name for number in trace.steps[1].numbers} >= {"underflow", "gradient", "scale"}
+
+
+def amp_audit(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "amp_audit", *words],
+        cwd=folder,
+        env={**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_the_report_says_that_it_was_emulated(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = amp_audit(tmp_path, "--emulate", "cuda:sm75", "--steps", "2", "--policy-torch", "2.11", "train.py")
+    text = " ".join(done.stdout.split())
+    assert "CUDA WAS EMULATED on the CPU, as Tesla T4 (compute capability 7.5)" in text
+    assert "autocast's lists: CUDA's of torch" in text
+    assert "those of torch 2.11 differ: rms_norm (float32 here, as it comes there)" in text
+    assert "differ for" not in text  # from CUDA's own lists
+
+
+def test_another_devices_lists_are_no_excuse_any_more(tmp_path: Path) -> None:
+    """What was read of an op that only CUDA's lists run in float32 is held against the run."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import torch
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = torch.nn.Linear(8, 8).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            with torch.autocast(device, dtype=torch.bfloat16):
+                loss = model(torch.ones(2, 8, device=device)).softmax(-1).pow(2).sum()
+            loss.backward(); optimizer.step(); optimizer.zero_grad()
+        """)
+    )
+    for words, expected in ((["--emulate", "cuda"], []), ([], ["pow", "softmax", "sum"])):
+        out = tmp_path / "out.json"
+        amp_audit(tmp_path, *words, "--format", "json", "-o", str(out), "train.py")
+        data = json.loads(out.read_text())
+        assert sorted({item["op"] for item in data["trace"]["differences"]}) == expected
+        assert data["trace"]["policy"] == ("cuda" if words else "cpu")
+        assert data["trace"]["emulated"] == ("cuda" if words else None)
+
+
+@pytest.mark.parametrize("device", ["rocm", "cuda:sm19"])
+def test_what_cannot_be_emulated_is_said_before_anything_runs(device: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('ran')")
+    done = amp_audit(tmp_path, "--emulate", device, "train.py")
+    assert done.returncode == 2 and "ran" not in done.stdout
+    assert f"cannot emulate '{device}': known" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("import flash_attn_interface", "needs flash_attn_interface, whose kernels run on GPUs only"),
+        ("torch.cuda.CUDAGraph()", "amp-audit cannot emulate CUDA graphs"),
+        (
+            "torch.ops.aten._cudnn_rnn_flatten_weight([torch.ones(1).cuda()], 1, 1, 0, 1, 0, 1, False, False)",
+            "amp-audit cannot emulate aten._cudnn_rnn_flatten_weight.default: it has a kernel for CUDA only",
+        ),
+    ],
+)
+def test_what_ends_a_program_that_cannot_be_emulated_is_named(line: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"import torch\n{line}\n")
+    watched = audited(["train.py"], tmp_path, emulate="cuda")
+    assert watched.code == 1
+    assert watched.trace.end is not None and any(reason in note for note in watched.trace.end.notes)
+
+
+def test_data_parallel_ranks(tmp_path: Path) -> None:
+    """Two ranks that ask for NCCL: gloo averages their gradients, on CUDA tensors."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import os, torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        dist.init_process_group("nccl")
+        rank = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(rank)
+        torch.manual_seed(rank)
+        model = DistributedDataParallel(torch.nn.Linear(4, 4).to(rank), device_ids=[rank])
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+        for step in range(3):
+            with torch.autocast("cuda"): loss = model(torch.randn(3, 4, device=f"cuda:{rank}")).square().mean()
+            scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+        total = torch.stack([p.detach().sum() for p in model.parameters()]).sum()
+        others = [torch.zeros_like(total) for _ in range(2)]
+        dist.all_gather(others, total); dist.all_reduce(loss, op=dist.ReduceOp.MAX); dist.barrier()
+        open(f"rank{rank}", "w").write(f"{others[0].item() == others[1].item()} {dist.get_backend()} {total.device}")
+        dist.destroy_process_group()
+        """)
+    )
+    launcher = str(Path(sys.executable).parent / "torchrun")
+    watched = audited(
+        [launcher, "--nproc-per-node", "2", "train.py"], tmp_path, kind="launcher", emulate="cuda", go_on=True
+    )
+    assert watched.code == 0, watched.stderr.decode()[-2000:]
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == ["True nccl cuda:0"] * 2
+    assert sorted(trace.header.rank for trace in watched.traces if trace.steps) == [0, 1]
+    assert any("allreduce" in row.op for row in watched.traces[0].steps[0].ops)
