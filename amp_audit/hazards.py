@@ -73,6 +73,8 @@ PHRASES = {
     "clip": "gradients are clipped",
     "grad_read": "gradients are read",
     "grad_write": "gradients are changed",
+    "average": "the moving average advances",
+    "loss_read": "the scaled loss is read",
     "hook": "a hook on gradients is registered",
     "step": "the optimizer steps",
     "step.scaler": "scaler.step",

@@ -27,12 +27,13 @@ Table = tuple[tuple[Id, V], ...]
 @dataclass(frozen=True, slots=True)
 class Scaler:
     """One GradScaler. ``round``: unknown | open (nothing checked since the last update) | checked. ``whole``: all that
-    happened to it since it was built is known.
+    happened to it since it was built is known. ``used``: a loss was multiplied by its scale since the last update.
     """
 
     site: Id | None = None
     round: str = "unknown"
     whole: bool = False
+    used: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,12 @@ class State:
     phases: Table[str] = ()  # key: (scaler, optimizer); value: ready | unscaled | stepped | unknown
     left: Table[str] = ()  # the same keys, where an iteration ended in between: early | fell
     links: Table[tuple[Id, ...]] = ()  # optimizer -> owners
+    whole: frozenset[Id] = frozenset()  # optimizers that have all parameters of their owners
     scalers: Table[Scaler] = ()
     stepped_by: Table[Id] = ()  # optimizer -> the scaler that last stepped it
     stepped: tuple[tuple[Id, ...], bool] | None = None  # by a scaler in this iteration: in which loops, and if skipped
     trained: Table[str] = ()  # owner -> where it ran for its last backward: inside | outside a region
-    reads: Table[str] = ()  # (scaler, where its scale was read) -> fresh | stale: updated since
+    reads: Table[str] = ()  # (scaler, where its scale was read) -> fresh | next: after an update | stale
     regions: tuple[Region, ...] = ()
     ever: frozenset[str] = frozenset()
 
@@ -90,6 +92,7 @@ def advance(state: State, event: Event) -> tuple[State, Facts]:
         "region": "live" if live_region(state) else "none",
         "region_dtype": region_dtype(state),
         "skipped": event.skipped,
+        "sharded": event.sharded,
     }
     handler = _HANDLERS.get(event.kind)
     after = handler(state, event, facts) if handler else state
@@ -121,6 +124,7 @@ def join(one: State, two: State) -> State:
         phases=_join(one.phases, two.phases, lambda a, b: a if a == b else "unknown", "ready"),
         left=tuple(pair for pair in one.left if pair in two.left),
         links=tuple(pair for pair in one.links if pair in two.links),
+        whole=one.whole & two.whole,
         scalers=_join(one.scalers, two.scalers, lambda a, b: a if a == b else Scaler(a.site), Scaler()),
         stepped_by=tuple(pair for pair in one.stepped_by if pair in two.stepped_by),
         trained=tuple(pair for pair in one.trained if pair in two.trained),
@@ -252,7 +256,8 @@ def _optimizer_new(state: State, event: Event, facts: dict[str, object]) -> Stat
         if get(table, owner) is None:
             table = put(table, owner, Gradients())
     links = put(state.links, event.optimizer, owners) if owners else state.links
-    return replace(state, links=links, owners=table)
+    whole = state.whole | {event.optimizer} if owners and event.whole else state.whole - {event.optimizer}
+    return replace(state, links=links, owners=table, whole=whole)
 
 
 def _region_enter(state: State, event: Event, facts: dict[str, object]) -> State:
@@ -284,6 +289,12 @@ def _forward(state: State, event: Event, facts: dict[str, object]) -> State:
     return replace(state, regions=(filled, *state.regions[1:]))
 
 
+def _of_another(held: Gradients, event: Event) -> bool:
+    """Whether there are gradients with the scale of another scaler than the one of this loss."""
+    known = None not in (held.scaler, event.scaler) and held.scaler != event.scaler
+    return bool(event.scaled) and held.waiting and held.value == "scaled" and known
+
+
 def _evaluate(state: State, event: Event, facts: dict[str, object]) -> State:
     """A model runs without gradients. ``trained``: where it ran when there were some."""
     where = {get(state.trained, owner) for owner in event.owners or ()}
@@ -293,6 +304,7 @@ def _evaluate(state: State, event: Event, facts: dict[str, object]) -> State:
 
 def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
     facts.update(scaled=event.scaled, detached=event.detached, ran=event.ran)
+    facts["other_scaler"] = any(_of_another(held, event) for held in _held(state, event.owners or ()))
     if event.detached:
         return state
     owners, assumed = event.owners or (), False
@@ -337,11 +349,20 @@ def _unscale(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed), phase=_phase(state, event), left=_left(state, event))
     _doubt_unscaled(state, event, facts)
+    facts["shared"] = _shared(state, event)
     facts["raises"] = facts["phase"] in ("unscaled", "stepped") or _never_scaled(state, event)
     if facts["phase"] in ("unscaled", "stepped"):
         return state  # torch raises before it touches anything
     done = _change(state, owners, gradients.divided_by_scale)
     return _checked(done, event, "unscaled", facts)
+
+
+def _shared(state: State, event: Event) -> bool:
+    """Whether the gradients of an optimizer were unscaled for another one that has the same parameters."""
+    mine = set(get(state.links, event.optimizer) or ())
+    done = {key for key, phase in state.phases if phase in ("unscaled", "stepped")}
+    others = [other for other in state.whole - {event.optimizer} if (event.scaler, other) in done]
+    return event.optimizer in state.whole and any(mine & set(get(state.links, other) or ()) for other in others)
 
 
 def _doubt_unscaled(state: State, event: Event, facts: dict[str, object]) -> None:
@@ -365,6 +386,7 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
     if event.via is Via.SCALER:
         facts.update(phase=_phase(state, event), left=_left(state, event))
         _doubt_unscaled(state, event, facts)
+        facts["shared"] = facts["phase"] == "ready" and _shared(state, event)
         without = facts["gradients"] == "none" and not assumed
         facts["raises"] = facts["phase"] == "stepped" or without or _never_scaled(state, event)
         if facts["phase"] == "stepped":
@@ -396,7 +418,7 @@ def _update(state: State, event: Event, facts: dict[str, object]) -> State:
     facts["pending"] = bool(pending)
     phases = tuple((key, "ready" if _of(key, event.scaler) else value) for key, value in state.phases)
     left = tuple((key, value) for key, value in state.left if not _of(key, event.scaler))
-    scalers = put(state.scalers, event.scaler, replace(scaler, round="open"))
+    scalers = put(state.scalers, event.scaler, replace(scaler, round="open", used=False))
     reads = tuple((key, "stale" if _of(key, event.scaler) else value) for key, value in state.reads)
     updated = replace(state, phases=phases, left=left, scalers=scalers, reads=reads)
     return _change(updated, pending, lambda held: replace(held, rescaled=True))
@@ -430,7 +452,7 @@ def _touch(state: State, event: Event, facts: dict[str, object]) -> State:
 
 def _clip(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
-    facts.update(describe(state, owners, assumed))
+    facts.update(describe(state, owners, assumed), mixed=_is_mixed(state))
     seen = [owner for owner in owners if get(state.owners, owner) is not None]
     return _change(state, seen, lambda held: replace(held, clipped=held.value == "none"))
 
@@ -460,8 +482,17 @@ def _autograd_grad(state: State, event: Event, facts: dict[str, object]) -> Stat
     return state
 
 
+def _scale(state: State, event: Event, facts: dict[str, object]) -> State:
+    """What was read since the last update is the scale that is multiplied with here."""
+    reads = tuple((key, "fresh" if _of(key, event.scaler) and value == "next" else value) for key, value in state.reads)
+    scaler = get(state.scalers, event.scaler) or Scaler()
+    return replace(state, reads=reads, scalers=put(state.scalers, event.scaler, replace(scaler, used=True)))
+
+
 def _scale_read(state: State, event: Event, facts: dict[str, object]) -> State:
-    return replace(state, reads=put(state.reads, (event.scaler, event.read), "fresh"))
+    scaler = get(state.scalers, event.scaler)
+    updated = scaler is not None and not scaler.used and "update" in state.ever
+    return replace(state, reads=put(state.reads, (event.scaler, event.read), "next" if updated else "fresh"))
 
 
 def _descale(state: State, event: Event, facts: dict[str, object]) -> State:
@@ -509,7 +540,7 @@ def _iteration_end(state: State, event: Event, facts: dict[str, object]) -> Stat
     return replace(state, owners=owners, left=left, stepped=None)
 
 
-def _scheduler_step(state: State, event: Event, facts: dict[str, object]) -> State:
+def _follow_step(state: State, event: Event, facts: dict[str, object]) -> State:
     """``after``: a step of the scaler in the same iteration, which may have been skipped (step) or was (skipped)."""
     loops, skipped = state.stepped or ((None,), False)
     together = event.loops[: len(loops)] == loops
@@ -535,6 +566,7 @@ _HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
     Kind.EVALUATE: _evaluate,
     Kind.BACKWARD: _backward,
     Kind.AUTOGRAD_GRAD: _autograd_grad,
+    Kind.SCALE: _scale,
     Kind.SCALE_READ: _scale_read,
     Kind.DESCALE: _descale,
     Kind.UNSCALE: _unscale,
@@ -544,7 +576,8 @@ _HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
     Kind.HOOK: _hook,
     Kind.STEP: _step,
     Kind.UPDATE: _update,
-    Kind.SCHEDULER_STEP: _scheduler_step,
+    Kind.SCHEDULER_STEP: _follow_step,
+    Kind.AVERAGE: _follow_step,
     Kind.ZERO_GRAD: _zero_grad,
     Kind.WEIGHT_WRITE: _weight_write,
     Kind.CACHE_CLEAR: _cache_clear,

@@ -52,6 +52,11 @@ class ByHand(Contexts):
             owners = frozenset().union(*map(_owners, given)) if all(map(_owners, given)) else frozenset()
             self.walker.emit(world, Event(Kind.GRAD_READ, owners=known(owners)), at)
 
+    def reads_loss(self, value: Value, at: int, world: World) -> None:
+        """A tensor is turned into a number: the scaled loss, perhaps."""
+        if isinstance(value, Tensor) and value.scaled is not None:
+            self.walker.emit(world, Event(Kind.LOSS_READ, scaler=value.scaled), at)
+
     def hooked(self, base: Value, hook: Value | None, at: int, world: World) -> None:
         """``register_hook``: the hook sees the gradient as backward makes it."""
         spoils = isinstance(hook, Func) and not hook.function.words.isdisjoint(_SPOILS)

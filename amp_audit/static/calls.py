@@ -10,6 +10,7 @@ from amp_audit.events import Event, Kind
 from amp_audit.hazards import Watch
 from amp_audit.protocol import forget
 from amp_audit.static import ir, project
+from amp_audit.static.ducks import is_average
 from amp_audit.static.effects import Effects
 from amp_audit.static.evaluate import Evaluator, Results, fresh
 from amp_audit.static.evaluate import named as called
@@ -116,6 +117,8 @@ class Caller(Evaluator):
             return [(self.effects.result(func, node, args, named, world), world)]
         if func.function.name == "step" and func.cls is not None and is_scheduler(func.cls.cls.name):
             self.emit(world, Event(Kind.SCHEDULER_STEP, given=bool(args or named)), node.at)
+        if func.cls is not None and is_average(func.cls.cls.name, func.function.name):
+            self.emit(world, Event(Kind.AVERAGE), node.at)
         return self.follow(func, node.at, args, named, world)
 
     def _may_visit(self, func: Func) -> bool:

@@ -26,6 +26,10 @@ ALIASES: Mapping[str, str] = {
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": (
         "torch.distributed.fsdp.FullyShardedDataParallel"
     ),
+    "torch.autograd.anomaly_mode.set_detect_anomaly": "torch.autograd.set_detect_anomaly",
+    "torch.autograd.anomaly_mode.detect_anomaly": "torch.autograd.detect_anomaly",
+    "torch.distributed.fsdp.api.MixedPrecision": "torch.distributed.fsdp.MixedPrecision",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.MixedPrecision": "torch.distributed.fsdp.MixedPrecision",
     "torch.autograd.function.Function": "torch.autograd.Function",
     "torch.autograd.grad_mode.no_grad": "torch.no_grad",
     "torch.autograd.no_grad": "torch.no_grad",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 OWNING = frozenset({"parameters", "named_parameters", "buffers", "trainable_parameters"})
 _OPTIMIZER_NAME = re.compile(r"optim|^opt$|^opt_|_opt$|^[dg]_opt|opt_[dg]$", re.IGNORECASE)
+_AVERAGE_NAME = re.compile(r"(^|_)ema(_|$)|^EMA|EMA$|(^|_)swa_model$|moving_?average", re.IGNORECASE)
+_AVERAGING = frozenset({"update", "update_parameters", "step", "update_ema"})
 SCALER_NAME = re.compile(r"scaler$|^scaler|grad_scaler", re.IGNORECASE)
 
 
@@ -57,6 +59,11 @@ class Ducks:
         if not key or not text or part.text.rpartition(".")[2] != name or not self.is_model(above, world):
             return part
         return self.whole(above, world)
+
+
+def is_average(name: str, method: str) -> bool:
+    """Whether a method of something of this name advances a moving average of weights."""
+    return method in _AVERAGING and bool(_AVERAGE_NAME.search(name))
 
 
 def tail(symbol: Symbol) -> str:

@@ -98,7 +98,7 @@ class Evaluator(abc.ABC):
         if event.kind in (events.Kind.STEP, events.Kind.ZERO_GRAD):
             reached = self.boundaries.reached(world)
             return replace(event, boundaries=reached, sometimes=self._guards[-1] > 0, loops=tuple(self._loops))
-        if event.kind is events.Kind.SCHEDULER_STEP:
+        if event.kind in (events.Kind.SCHEDULER_STEP, events.Kind.AVERAGE):
             asked = any(SKIP.search(word) for test in self._tests for word in names_in(test))
             return replace(event, sometimes=asked, loops=tuple(self._loops))
         return event
@@ -377,7 +377,8 @@ class Evaluator(abc.ABC):
                 element = values[-1]
                 owners = set(element.owners) if isinstance(element, (Parameters, Tensor)) else set()
                 if isinstance(element, Parameters):
-                    results.append((Parameters(frozenset(owners)), after))
+                    part = element.part or any(tests for _, _, tests in node.loops)
+                    results.append((Parameters(frozenset(owners), part), after))
                 elif isinstance(element, Tensor):
                     results.append((element, after))
                 elif isinstance(element, Literal) and not any(tests for _, _, tests in node.loops):

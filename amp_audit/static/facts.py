@@ -25,6 +25,7 @@ class Facts(Mapping[str, object]):
     name or attribute that nothing reads), used. ``applied_to``: what the result is called with: tensor | module |
     other | none. ``suspends``: whether a generator yields inside the ``with`` that the call is the context of.
     ``disabled``: whether a literal turns it off. ``low_precision``: whether the module has a name of mixed precision.
+    ``scaler``: whether the module has a GradScaler. ``xla``: whether it imports torch_xla whatever runs.
     ``frozen``: whether a decorator reads `enabled` at import, and code that runs later changes it.
     ``device``: what the module chooses from while it runs, where nothing at the place follows that choice: accelerator
     (CUDA or another one), cpu (CUDA or the CPU, which it minds elsewhere too), fallback (the choice is all); else
@@ -99,6 +100,13 @@ class Facts(Mapping[str, object]):
         name = self.project.called(self.site.where.module, self.site.call.func, self.site.where.scope)
         given = argument(self.site.call, "enabled", name or "")
         return given.value if isinstance(given, ir.Arg) else None
+
+    def scaler(self) -> bool:
+        return not self.site.where.module.words.isdisjoint(("GradScaler", "ShardedGradScaler"))
+
+    def xla(self) -> bool:
+        imports = (node for node in self.site.where.module.body if isinstance(node, ir.Import))
+        return any(target.partition(".")[0] == "torch_xla" for node in imports for _, target in node.bindings)
 
     def frozen(self) -> bool:
         return is_frozen(self.site, self._enabled(), self.project)
@@ -197,6 +205,8 @@ _FACTS: dict[str, Callable[[Facts], object]] = {
     "low_precision": lambda facts: uses_low_precision(facts.site.where.module),
     "gated": lambda facts: is_gated(facts.site.gates, facts.site.where, facts.project),
     "bare": lambda facts: facts.site.bare,
+    "scaler": Facts.scaler,
+    "xla": Facts.xla,
     "frozen": Facts.frozen,
     "device": Facts.device,
     "decorates": Facts.decorates,

@@ -11,7 +11,16 @@ from amp_audit.events import Event, Kind
 from amp_audit.policy import DEFAULT_DTYPES
 from amp_audit.static import ir
 from amp_audit.static.contexts import NO_GRAD_NAMES
-from amp_audit.static.lineage import UNCACHED, argument, dtype_of, known, owners_of, together
+from amp_audit.static.lineage import (
+    SHARDED,
+    UNCACHED,
+    are_sharded,
+    argument,
+    dtype_of,
+    known,
+    owners_of,
+    together,
+)
 from amp_audit.static.methods import Methods
 from amp_audit.static.traverse import names_in
 from amp_audit.static.values import (
@@ -71,6 +80,15 @@ _FIELD = re.compile(
 )
 """Names of fields over space, and of the places they are asked at."""
 
+SHARDING = frozenset(
+    {
+        "torch.distributed.fsdp.FullyShardedDataParallel",
+        "fairscale.nn.FullyShardedDataParallel",
+        "fairscale.nn.data_parallel.FullyShardedDataParallel",
+    }
+)
+"""Wrappers under which gradients, and the inf checks on them, belong to one rank each."""
+
 WRAPPERS = re.compile(r"(^|\.)(DistributedDataParallel|DDP|DataParallel|compile|convert_sync_batchnorm)$")
 _REMADE = frozenset({"torch.tensor", "torch.as_tensor", "torch.autograd.Variable", "torch.Tensor"})
 CLOSURES = frozenset({"torch.optim.LBFGS", "torch.optim.lbfgs.LBFGS"})
@@ -91,7 +109,8 @@ class Library(Methods):
     def _external(self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
         self.reads(name, [*args, *named.values()], node.at, world)
         if name in SCALERS:
-            return self._new_scaler(node, argument(args, named, "enabled", _ENABLED_AT.get(name)), world)
+            sharded = "Sharded" in name
+            return self._new_scaler(node, argument(args, named, "enabled", _ENABLED_AT.get(name)), world, sharded)
         if name in AUTOCASTS:
             return self._new_region(name, node, args, named, world)
         if name in NO_GRAD_NAMES:
@@ -104,7 +123,8 @@ class Library(Methods):
         if name in ENDS:
             return [(External("builtins.exit"), world)]
         if name in CLIPS:
-            return self._clip(args[0] if args else named.get("parameters", NONE), limit_of(args, named), node, world)
+            parameters = args[0] if args else named.get("parameters", NONE)
+            return self._clip(parameters, limit_of(args, named), "value" in name, node, world)
         if name.startswith("torch.optim.lr_scheduler."):
             return [(Scheduler((world.frame.module.path, node.at)), world)]
         if builds_optimizer(name):
@@ -122,6 +142,8 @@ class Library(Methods):
 
     def _general(self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
         short_name = name.rpartition(".")[2]
+        if name in SHARDING:
+            return [(self._shard(args, named, world), world)]
         if WRAPPERS.search(name):
             given = args[0] if args else named.get("module", named.get("model"))
             if isinstance(given, Instance) and short_name == "compile":  # its graph casts the weights by itself
@@ -145,12 +167,20 @@ class Library(Methods):
             return [(Instance((world.frame.module.path, node.at, world.stamp), None, True), world)]
         return [(self.result(External(name), node, args, named, world), world)]
 
+    def _shard(self, args: list[Value], named: dict[str, Value], world: World) -> Value:
+        """FSDP around a model: the same model, whose parameters are shards from now on."""
+        given = args[0] if args else named.get("module", NONE)
+        strategy = key_of(named.get("sharding_strategy", NONE)).rpartition(".")[2]
+        if isinstance(given, (Instance, Symbol)) and strategy != "NO_SHARD":
+            world.heap[(given.id if isinstance(given, Instance) else given.key, SHARDED)] = Literal.of(True)
+        return given
+
     def _builtin(
         self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Value | None:
         last = args[-1] if args else None
         if name in PASSING and isinstance(last, (Parameters, Items, Method)):
-            return last
+            return replace(last, part=True) if name == "filter" and isinstance(last, Parameters) else last
         if name in ("chain", "from_iterable") and args:
             return Parameters(owners_of(Items(tuple(args))))
         if name in ("dict",) and not args:
@@ -163,6 +193,8 @@ class Library(Methods):
             return Method(Items(tuple(args)), "zip")
         if name == "float" and args and args[0] in (Literal.of("inf"), Literal.of("Inf")):
             return Literal.of(math.inf)
+        if name == "float" and args:
+            self.reads_loss(args[0], node.at, world)
         if name in ("float", "int", "str", "len", "round") and args and not isinstance(args[0], Literal):
             return Symbol(short(f"{name}({key_of(args[0])})"), "", is_volatile(args[0]))
         if name == "isinstance" and len(args) == 2:
@@ -178,14 +210,14 @@ class Library(Methods):
             return last.base
         return None
 
-    def _new_scaler(self, node: ir.Call, enabled: Value | None, world: World) -> Results:
+    def _new_scaler(self, node: ir.Call, enabled: Value | None, world: World, sharded: bool = False) -> Results:
         results: Results = []
         site = (world.frame.module.path, node.at)
         dtype = "bfloat16" if _asks_for_bfloat16(node) else None
         if dtype is not None:  # wrong whatever the setting happens to be
             enabled = Condition(f"bfloat16 at {node.at}")
         for live, after in split(world, enabled if enabled is not None else Literal.of(True)):
-            scaler = Scaler((*site, after.stamp), live)
+            scaler = Scaler((*site, after.stamp), live, sharded=sharded)
             if live:
                 self.walker.emit(after, Event(Kind.SCALER_NEW, scaler=scaler.id, site=site, dtype=dtype), node.at)
             results.append((scaler, after))
@@ -218,7 +250,10 @@ class Library(Methods):
         identity = (world.frame.module.path, node.at, world.stamp)
         given = args[0] if args else named.get("params", NONE)
         owners = owners_of(given)
-        self.walker.emit(world, Event(Kind.OPTIMIZER_NEW, optimizer=identity, owners=known(owners)), node.at)
+        groups = [item for item in inside(given) if isinstance(item, Parameters)]
+        whole = bool(groups) and not any(group.part for group in groups)
+        event = Event(Kind.OPTIMIZER_NEW, optimizer=identity, owners=known(owners), whole=whole)
+        self.walker.emit(world, event, node.at)
         return Optimizer(identity, closure)
 
     def _autograd_grad(self, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Value:
@@ -232,11 +267,13 @@ class Library(Methods):
             self.walker.emit(world, event, node.at)
         return whole if given else self.result(External("torch.autograd.grad"), node, args, named, world)
 
-    def _clip(self, parameters: Value, limit: Value | None, node: ir.Call, world: World) -> Results:
+    def _clip(self, parameters: Value, limit: Value | None, by_value: bool, node: ir.Call, world: World) -> Results:
         """Clipping; with an infinite limit it only measures the norm."""
         endless = limit in INFINITE
         kind = Kind.GRAD_READ if endless else Kind.CLIP
-        self.walker.emit(world, Event(kind, owners=known(owners_of(parameters))), node.at)
+        owners = known(owners_of(parameters))
+        sharded = are_sharded(owners, world) and not by_value
+        self.walker.emit(world, Event(kind, owners=owners, sharded=sharded), node.at)
         return [(Symbol("norm", "", True), world)]
 
 

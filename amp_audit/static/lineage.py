@@ -10,6 +10,7 @@ from amp_audit.protocol import region_dtype
 from amp_audit.static.values import (
     External,
     Instance,
+    Literal,
     Method,
     Parameters,
     Tensor,
@@ -32,7 +33,7 @@ DTYPES = {
 UNSEEN: frozenset[Hashable] = frozenset({"?"})
 """What a loss was divided by whose origin was not seen."""
 
-FROZEN, UNCACHED = "#frozen", "#uncached"
+FROZEN, UNCACHED, SHARDED = "#frozen", "#uncached", "#sharded"
 
 
 def computed_in(world: World) -> str | None:
@@ -64,6 +65,11 @@ def owners_of(value: Value) -> frozenset[Hashable]:
         elif isinstance(item, Instance) and item.model:
             found.add(item.id)
     return frozenset(found)
+
+
+def are_sharded(owners: Iterable[Hashable] | None, world: World) -> bool:
+    """Whether these owners' parameters are shards of FSDP."""
+    return any(world.heap.get((owner, SHARDED)) == Literal.of(True) for owner in owners or ())
 
 
 def known(owners: Iterable[Hashable]) -> tuple[Hashable, ...] | None:

@@ -7,17 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind, Via
-from amp_audit.protocol import LOW_PRECISION, region_dtype
+from amp_audit.protocol import LOW_PRECISION, get, region_dtype
 from amp_audit.static import ir
 from amp_audit.static.algebra import combine, descaled
 from amp_audit.static.byhand import ByHand, is_gradient, is_weights
 from amp_audit.static.contexts import place_of
-from amp_audit.static.ducks import OWNING, SCALER_NAME, tail, tail_of
+from amp_audit.static.ducks import OWNING, SCALER_NAME, is_average, tail, tail_of
 from amp_audit.static.hot import is_scheduler
 from amp_audit.static.lineage import (
     FROZEN,
     UNCACHED,
     UNSEEN,
+    are_sharded,
     dtype_of,
     known,
     scaled,
@@ -91,6 +92,7 @@ class Methods(ByHand):
             return [(kept or self.result(method, node, args, named, world), world)]
         if isinstance(base, Items) and name in ("append", "extend") and args and isinstance(node.func, ir.Attr):
             more = args[:1] if name == "append" else args[0].items if isinstance(args[0], Items) else args[:1]
+            more = [replace(item, part=True) if isinstance(item, Parameters) else item for item in more]
             self.walker.bind(node.func.base, Items((*base.items, *more)), world)
             return [(NONE, world)]
         if isinstance(base, Table):
@@ -116,7 +118,7 @@ class Methods(ByHand):
         if name == "is_enabled":
             return [(Literal.of(scaler.enabled), world)]
         if name == "step":
-            return self._scaler_step(scaler.id, scaler.enabled, first, node, args, named, world)
+            return self._scaler_step(scaler.id, scaler.enabled, scaler.sharded, first, node, args, named, world)
         if name == "state_dict":
             return [(StateDict("scaler"), world)]
         if name == "get_scale" and scaler.enabled:
@@ -156,6 +158,7 @@ class Methods(ByHand):
         self,
         scaler: Hashable,
         enabled: bool,
+        knows: bool,
         target: Value,
         node: ir.Call,
         args: list[Value],
@@ -163,10 +166,11 @@ class Methods(ByHand):
         world: World,
     ) -> Results:
         optimizer = self._optimizer_id(target)
+        sharded = enabled and not knows and are_sharded(get(world.state.links, optimizer), world)
         if isinstance(target, Instance) and target.cls is not None and not enabled:
             return self._follow_step(target, node, args[1:], named, world)
         closure = args[1] if len(args) > 1 else named.get("closure")
-        event = Event(Kind.STEP, scaler=scaler, optimizer=optimizer, via=Via.SCALER)
+        event = Event(Kind.STEP, scaler=scaler, optimizer=optimizer, via=Via.SCALER, sharded=sharded)
         if not enabled:
             event = replace(event, scaler=None, via=Via.PLAIN)
         return self._step_with(closure, args[2:], event, node, world)
@@ -275,7 +279,8 @@ class Methods(ByHand):
             self.hooked(tensor, args[0] if args else None, node.at, world)
         if name in ("detach", "item", "tolist", "numpy"):
             if name == "detach":
-                return [(Tensor(), world)]
+                return [(Tensor(scaled=tensor.scaled, doubt=tensor.doubt), world)]
+            self.reads_loss(tensor, node.at, world)
             return [(Symbol(f"tensor.{name}", "", True), world)]
         if name in _OPERATORS and args:
             made, scale = combine(_OPERATORS[name], tensor, args[0]), descaled(_OPERATORS[name], tensor, args[0])
@@ -320,6 +325,9 @@ class Methods(ByHand):
             return self._duck_scaler(base, name, node, args, named, world)
         if name in ("step", "zero_grad", "state_dict") and self.is_optimizer(base, world):
             return self._optimizer(base.key, name, node, args, named, world)
+        if is_average(tail(base), name):
+            self.walker.emit(world, Event(Kind.AVERAGE), node.at)
+            return [(NONE, world)]
         if name == "step" and is_scheduler(tail(base)):
             self.walker.emit(world, Event(Kind.SCHEDULER_STEP, given=bool(args or named)), node.at)
             return [(NONE, world)]
@@ -361,7 +369,7 @@ class Methods(ByHand):
         if name == "step":
             if first == NONE:
                 return [(NONE, world)]
-            return self._scaler_step(scaler.key, enabled, first, node, args, named, world)
+            return self._scaler_step(scaler.key, enabled, True, first, node, args, named, world)
         if enabled:
             self._scaler_event(scaler.key, name, first, node, world)
         return [(NONE, world)]

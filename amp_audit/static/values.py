@@ -63,11 +63,14 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Scaler:
-    """A GradScaler. A disabled one does nothing: scale is the identity and step is the optimizer's own."""
+    """A GradScaler. A disabled one does nothing: scale is the identity and step is the optimizer's own. ``sharded``: it
+    tells the other ranks what it finds.
+    """
 
     id: Hashable
     enabled: bool = True
     text: str = ""
+    sharded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +119,12 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameters, parameter groups or gradients of ``owners``; empty when nobody knows whose."""
+    """Parameters, parameter groups or gradients of ``owners``; empty when nobody knows whose. ``part``: perhaps not all
+    that they have.
+    """
 
     owners: Owners = frozenset()
+    part: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,16 @@ class World:
         """What the state machine says, without what happened at all."""
         state = self.state
         known = (state.owners, state.phases, state.left, state.links, state.scalers, state.stepped_by, state.regions)
-        return (known, state.reads, state.stepped, self.stamp, self.no_grad, len(self.frames))
+        return (
+            known,
+            state.whole,
+            state.reads,
+            state.stepped,
+            state.trained,
+            self.stamp,
+            self.no_grad,
+            len(self.frames),
+        )
 
     def like(self, other: World) -> bool:
         """Whether two worlds differ only in decided conditions, in the way here and in what is only data."""
