@@ -330,6 +330,8 @@ class _Reader:
         """Whose state a value is: ``x.state_dict()``, or one of two things of which one is."""
         if isinstance(expr, ir.IfExp):
             return self._direct(expr.body, states) or self._direct(expr.orelse, states)
+        if isinstance(expr, ir.Comprehension) and _is_state(expr.element):
+            return _of_all(expr)
         if not isinstance(expr, ir.Call) or not isinstance(expr.func, ir.Attr) or expr.func.name != "state_dict":
             return None
         owner = _owner(expr.func)
