@@ -91,7 +91,7 @@ def cast_target(name: str, args: Sequence[Value], named: Named) -> DType | None:
         if isinstance(arg, DType):
             return arg
         if isinstance(arg, Tensor):
-            return DType(arg.dtypes, arg.assumed)
+            return DType(arg.dtypes, arg.assumed, borrowed=True)
         if isinstance(arg, Either) and any(isinstance(option, DType) for option in arg.options):
             return dtype_of(arg)
         if name == "type" and isinstance(arg, Const) and isinstance(arg.value, str):

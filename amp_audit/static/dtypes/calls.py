@@ -214,7 +214,7 @@ class Calls(Evaluation):
     def _call_object(self, func: Object, args: Sequence[Value], named: Named, at: int) -> Value:
         method = self._method_of(func.cls, "forward") or self._method_of(func.cls, "__call__")
         cast = self.casts.get(func.id)
-        if self.is_module(func.cls) and not self._in_module():
+        if self.is_module(func.cls) and not self.in_module():
             self.note_training()
             if not cast:
                 self.foreign_call("model", args, named, at)
@@ -228,7 +228,7 @@ class Calls(Evaluation):
             if cast:
                 self.weights.pop()
 
-    def _in_module(self) -> bool:
+    def in_module(self) -> bool:
         """Whether the code at hand is a model's own."""
         bound = self.frame.bound if self.frames else None
         return isinstance(bound, Object) and self.is_module(bound.cls)

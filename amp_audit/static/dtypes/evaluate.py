@@ -219,7 +219,7 @@ class Evaluation(Models):
         if isinstance(base, Info):
             return info_attribute(base, name)
         if isinstance(base, (Tensor, Opaque)) and name == "dtype":
-            return DType(base.dtypes if base.origin != "model" else ANY)
+            return DType(base.dtypes if base.origin != "model" else ANY, borrowed=True)
         if isinstance(base, Tensor):
             return _tensor_attribute(base, name)
         if isinstance(base, Params) and name in ("data", "grad"):

@@ -11,6 +11,7 @@ What a detector may ask for, all of which must hold:
 ``region``    ``live``, ``disabled``, ``policy`` (the op list it is on), ``dtype``
 ``whole``     whether it reduces all of its tensor
 ``in_place``  whether it writes into its first tensor
+``when``      ``low_precision``: whether the project trains or runs anything in it
 ``outputs``   whether what models out of sight return counts as low precision; it does not unless said
 ``at``        where the finding stands: the ``op``, the ``call`` that leads to it from the region, or the ``region``
 """
@@ -45,8 +46,12 @@ _KINDS: Mapping[str, type] = {
 def of_uses(record: Record, book: Rulebook) -> Iterator[RawFinding]:
     """A finding for each op that is what a detector looks for. Raises RuleError for a detector that cannot be used."""
     detectors: dict[str, list[tuple[Rule, Detector]]] = {}
+    live = any(region.live for regions in record.live_modules.values() for region in regions)
+    facts = {"low_precision": live or bool(record.trainings)}
     for rule, detector in book.detectors("static", "op"):
         validate(rule, detector)
+        if detector.targets != ("cast",) and not detector.holds(facts):
+            continue
         for target in detector.targets:
             detectors.setdefault(target, []).append((rule, detector))
     for use in record.uses:

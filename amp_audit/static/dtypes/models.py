@@ -76,6 +76,13 @@ _EPS = {
 """The optimizers of torch that divide by a state to which they add eps, and its default."""
 _SETS_DEFAULT = frozenset({"torch.set_default_dtype", "torch.set_default_tensor_type"})
 _MODEL_KINDS = (Layer, Object, Opaque)
+_SIZES: Mapping[str, tuple[str, ...]] = {
+    "Linear": ("in_features", "out_features"),
+    "Conv1d": ("in_channels", "out_channels"),
+    "Conv2d": ("in_channels", "out_channels"),
+    "Embedding": ("num_embeddings", "embedding_dim"),
+}
+"""The sizes of layers that become dimensions of a matrix product."""
 _NUMPY_FLOATS = frozenset(
     {
         *(
@@ -121,7 +128,7 @@ class Models(Operations):
         is taken to be in its dtype, as the output of a linear layer or a convolution is.
         """
         if base.id in self.models or base.id not in self.libraries:
-            own = base.id in self.models and base.id not in self.casts
+            own = base.id in self.models and base.id not in self.casts and "loss" not in text.lower()
             self.foreign_call("model" if own else "call", args, named, at)
         live = self.live
         if base.id in self.models:
@@ -158,6 +165,8 @@ class Models(Operations):
             if name == "load_state_dict":
                 self.record.restored.setdefault(_place(base.id), (self.path, at))
             return NOTHING
+        if name == "get_scale" and self._scales(base):
+            self.synchronised(NOTHING, at)
         if name == "scale" and args and self._scales(base):
             self._scaled(args[0], at)
         if name in ("step", "unscale_") and args and isinstance(args[0], Optimizer):
@@ -312,6 +321,7 @@ class Models(Operations):
         if dotted.startswith("torch.optim.") and last[:1].isupper() and "lr_scheduler" not in dotted:
             return self._optimizer(dotted, args, named, at)
         if dotted.startswith("torch.nn.") and last in surface.LAYERS:
+            self._measure(last, args, named, at)
             return self._born(Layer((self.path, at), surface.LAYERS[last]), named, at)
         container = self._container(dotted, args, at)
         if container is not None:
@@ -331,6 +341,14 @@ class Models(Operations):
         if dotted == "copy.deepcopy":
             return self._copied(args, at)
         return self._function(dotted, last, args, named, at)
+
+    def _measure(self, kind: str, args: Sequence[Value], named: Named, at: int) -> None:
+        """Note a layer some size of which is large and no multiple of eight."""
+        given = {**dict(zip(_SIZES.get(kind, ()), args)), **named}
+        for name in _SIZES.get(kind, ()):
+            size = given.get(name)
+            if isinstance(size, Const) and isinstance(size.value, int) and size.value > 64 and size.value % 8:
+                self.notice("odd_size", Tensor(HALVES), at, f"{name} = {size.value}")
 
     def _copied(self, args: Sequence[Value], at: int) -> Value:
         """A deep copy: another model, in the same dtype."""

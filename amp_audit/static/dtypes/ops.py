@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.arguments import Named, cast_target, flat, is_device, is_dtype, numbers_of, told_dtype
@@ -50,10 +50,13 @@ class Entry:
 
 @dataclass(slots=True)
 class Loop:
-    """A loop in progress: what names held before it, under how many calls, and whether it runs or trains a model."""
+    """A loop in progress: what names held before it, under how many calls and conditions, and whether it runs or
+    trains a model.
+    """
 
     start: Mapping[str, Value]
     depth: int
+    guards: int = 0
     trains: bool = False
 
 
@@ -69,6 +72,7 @@ class Operations(abc.ABC):
         self.active: list[Place] = []
         self.sites: list[Place | None] = []
         self.loops: list[Loop] = []
+        self.guards = 0  # conditions that are not known, around what is run
         self.weights: list[Dtypes] = []
         self.casts: dict[Hashable, frozenset[Cast]] = {}
         self.heap: dict[Hashable, dict[str, Value]] = {}
@@ -116,6 +120,8 @@ class Operations(abc.ABC):
         name = surface.canonical(op)
         effect = surface.effect_of(op, device)
         if effect == "number":
+            if name == "item":
+                self.synchronised(args[0] if args else NOTHING, at)
             return NUMBER
         if effect == "shape":
             return Many(NUMBER)
@@ -222,6 +228,12 @@ class Operations(abc.ABC):
         """Note something that the code does with a tensor and that is no op of torch, for detectors to look for."""
         self._use(op, Tensor(tensor.dtypes, by or tensor.by, tensor.assumed, origin=tensor.origin), (), [tensor], at)
 
+    def synchronised(self, value: Value, at: int) -> None:
+        """Note that the host waits for the device, in every round of a loop that trains."""
+        loop = self.loops[-1] if self.loops else None
+        if loop is not None and loop.trains and (loop.depth, loop.guards) == (len(self.active), self.guards):
+            self.notice("synchronise", self.tensor_of(value) or _ANY_TENSOR, at)
+
     def _use(
         self, op: str, result: Tensor, numbers: tuple[tuple[str, Const], ...], tensors: Sequence[Tensor], at: int
     ) -> None:
@@ -316,14 +328,13 @@ class Operations(abc.ABC):
         target = cast_target(name, args, named)
         if target is not None:
             found = self.tensor_of(base)
-            if found is not None and args and isinstance(args[0], Tensor):
-                return self._matched(found, args[0], name, at)
             return self._cast_tensor(found, target, name, at) if found is not None else NOTHING
         if name in ("to", "type"):
             return self._to(base, args)
         if name == "type_as":
             like = as_tensor(args[0]) or _ANY_TENSOR if args else _ANY_TENSOR
-            return self._matched(as_tensor(base) or _ANY_TENSOR, like, name, at)
+            target = DType(like.dtypes, like.assumed, borrowed=True)
+            return self._cast_tensor(as_tensor(base) or _ANY_TENSOR, target, name, at)
         if surface.effect_of(name) is None and name not in ("fill_", "zero_", "copy_"):
             return NOTHING
         return self.apply(name, [base, *args], named, at)
@@ -336,16 +347,15 @@ class Operations(abc.ABC):
                 return Tensor(own.dtypes | ANY if not is_dtype(arg.text) else ANY)
         return own
 
-    def _matched(self, base: Tensor, like: Tensor, name: str, at: int) -> Tensor:
-        """``base`` in the dtype of another tensor: to fit it, not to be more precise, unless it holds integers."""
-        result = self._cast_tensor(base, DType(like.dtypes, like.assumed), name, at)
-        return result if result.low or base.dtypes == {"int"} else replace(result, origin="")
-
     def _cast_tensor(self, base: Tensor, target: DType, name: str, at: int) -> Tensor:
-        """``base`` in another dtype. What it is filled with goes along, as ``value`` of the op ``to``."""
+        """``base`` in another dtype. What it is filled with goes along, as ``value`` of the op ``to``.
+
+        A cast to the dtype of another tensor is made to fit it, not to be more precise, unless it is one of integers.
+        """
         low = bool(target.dtypes & HALVES)
+        fitted = target.borrowed and base.dtypes != {"int"}
         by = f".{name}()" if low else base.by if base.low else ""
-        origin: Origin = "cast" if low or base.dtypes != target.dtypes else ""
+        origin: Origin = "cast" if low or (base.dtypes != target.dtypes and not fitted) else ""
         numbers = (("value", base.filled),) if base.filled is not None else ()
         result = Tensor(target.dtypes, by, target.assumed, base.scalar, origin, base.last, base.filled, base.counted)
         self._use("to", result, numbers, [base], at)

@@ -95,10 +95,11 @@ class Const:
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A ``torch.dtype``."""
+    """A ``torch.dtype``. ``borrowed``: it is that of some tensor, not one that the code names."""
 
     dtypes: Dtypes
     assumed: bool = False
+    borrowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +310,7 @@ def join(one: Value, two: Value) -> Value:
     if isinstance(one, Items) and isinstance(two, Items) and len(one.items) == len(two.items):
         return Items(tuple(map(join, one.items, two.items)))
     if isinstance(one, DType) and isinstance(two, DType):
-        return DType(one.dtypes | two.dtypes, one.assumed or two.assumed)
+        return DType(one.dtypes | two.dtypes, one.assumed or two.assumed, one.borrowed or two.borrowed)
     if isinstance(one, (Items, Many)) and isinstance(two, (Items, Many)):
         return Many(join(element(one), element(two)))
     if isinstance(one, Params) and isinstance(two, Params):

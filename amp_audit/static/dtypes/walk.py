@@ -53,7 +53,20 @@ _FULL = frozenset({"none", "no", "off", "full", "single", "float", "false", ""})
 
 _HANDLERS = {kind: f"_on_{kind.__name__.lower()}" for kind in get_args(ir.Stmt)}
 
-_PASSING = ("frames", "entries", "weights", "casts", "pending", "muted", "path", "active", "sites", "loops", "fuel")
+_PASSING = (
+    "frames",
+    "entries",
+    "weights",
+    "casts",
+    "pending",
+    "muted",
+    "path",
+    "active",
+    "sites",
+    "loops",
+    "guards",
+    "fuel",
+)
 """What belongs to one entry."""
 
 
@@ -106,7 +119,7 @@ class Walk(Calls):
         """Run something outside of what is going on, and come back."""
         kept = {name: getattr(self, name) for name in _PASSING}
         self.frames, self.entries, self.weights, self.pending, self.muted = [], [], [], {}, 0
-        self.active, self.sites, self.loops = [], [], []
+        self.active, self.sites, self.loops, self.guards = [], [], [], 0
         try:
             yield
         finally:
@@ -222,7 +235,9 @@ class Walk(Calls):
             self.frame.env.update(start)
             self.casts = dict(casts)
             self.muted += not judged
+            self.guards += 1
             ended = self.block(body)
+            self.guards -= 1
             self.muted -= not judged
             if not ended:
                 ends.append((dict(self.frame.env), self.casts, judged))
@@ -253,7 +268,7 @@ class Walk(Calls):
 
     @contextmanager
     def _looping(self) -> Iterator[None]:
-        self.loops.append(Loop(dict(self.frame.env), len(self.active)))
+        self.loops.append(Loop(dict(self.frame.env), len(self.active), self.guards))
         try:
             yield
         finally:
@@ -276,8 +291,16 @@ class Walk(Calls):
                 value = self.eval(context)
                 if target is not None:
                     self.bind(target, value, node.at)
-                entered.enter_context(self.inside_of(region_of(value), node.at))
+                region = region_of(value)
+                if region is not None and region.live and self.loops and self.loops[-1].depth == len(self.active):
+                    self._reentered(region, node.at)
+                entered.enter_context(self.inside_of(region, node.at))
             return self.block(node.body)
+
+    def _reentered(self, region: Region, at: int) -> None:
+        """Note a region that a model enters in every round of a loop of its own."""
+        if self.in_module():
+            self.notice("region_in_loop", Tensor(region.dtypes, assumed=region.assumed), at)
 
     def _on_try(self, node: ir.Try) -> bool:
         before = dict(self.frame.env)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from amp_audit import rulebook
-from amp_audit.model import Confidence
+from amp_audit.model import Confidence, Severity
 from amp_audit.rulebook import Rulebook
 from amp_audit.static import dtypes
 from amp_audit.static.lowering import lower, positions
@@ -33,9 +33,10 @@ TRAIN = """
 
 
 def book() -> Rulebook:
-    """The rules that have an ``op`` detector."""
+    """The rules that have an ``op`` detector, without those that only inform."""
     whole = rulebook.load()
-    return Rulebook({rule.id: rule for rule, _ in whole.detectors("static", "op")})
+    found = {rule.id: rule for rule, _ in whole.detectors("static", "op") if rule.severity >= Severity.WARNING}
+    return Rulebook(found)
 
 
 def find(files: Mapping[str, str], least: Confidence = Confidence.MEDIUM) -> set[tuple[str, int, str]]:
