@@ -86,20 +86,20 @@ class _Look:
         """``DDP(model)`` before ``amp.initialize(model, ...)``."""
         wrapped: dict[str, ir.Call] = {}
         for node in own(body):
-            if isinstance(node, ir.Assign) and isinstance(node.value, ir.Call):
-                call = node.value
-                first = _argument(call, 0, "models")
-                names = _names(first)
-                if self.called(call, where) == INITIALIZE:
-                    for name in names & wrapped.keys():
-                        step = RawStep(self.module.path, wrapped[name].at, "wrapped here")
-                        message = "the model is wrapped already, which raises a RuntimeError: initialize comes first"
-                        yield self.finding(call.at, message, step, sure=self._always(wrapped[name], body))
-                for target in node.targets:
-                    for name in _names(target):
-                        wrapped.pop(name, None)
-                    if isinstance(target, ir.Name) and self.called(call, where) in _PARALLEL:
-                        wrapped[target.id] = call
+            if not isinstance(node, ir.Assign):
+                continue
+            call = node.value if isinstance(node.value, ir.Call) else None
+            name = self.called(call, where) if call is not None else None
+            if call is not None and name == INITIALIZE:
+                for model in _names(_argument(call, 0, "models")) & wrapped.keys():
+                    step = RawStep(self.module.path, wrapped[model].at, "wrapped here")
+                    message = "the model is wrapped already, which raises a RuntimeError: initialize comes first"
+                    yield self.finding(call.at, message, step, sure=self._always(wrapped[model], body))
+            for target in node.targets:
+                for model in _names(target):
+                    wrapped.pop(model, None)
+                if isinstance(target, ir.Name) and call is not None and name in _PARALLEL:
+                    wrapped[target.id] = call
 
     @staticmethod
     def _always(call: ir.Call, body: Sequence[ir.Stmt]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from amp_audit.model import Confidence, Edit, Evidence, Finding, Fix, Location, Related
+from amp_audit.model import Confidence, Edit, Evidence, Finding, Fix, Location, Related, Severity
 from amp_audit.rulebook import Rule, Rulebook
 from amp_audit.static import ir
 from amp_audit.static.position import Position
@@ -151,12 +151,16 @@ def _beats(winner: RawFinding, loser: RawFinding, group: Sequence[RawFinding]) -
 
 
 def _unique(raws: Iterable[RawFinding]) -> list[RawFinding]:
-    """One finding per (rule, place): the surest."""
+    """One finding per (rule, place): the surest, of these the worst."""
     kept: dict[tuple[str, str, int], RawFinding] = {}
     for raw in raws:
-        if raw.key not in kept or raw.confidence > kept[raw.key].confidence:
+        if raw.key not in kept or _weight(raw) > _weight(kept[raw.key]):
             kept[raw.key] = raw
     return list(kept.values())
+
+
+def _weight(raw: RawFinding) -> tuple[Confidence, Severity]:
+    return raw.confidence, raw.rule.severity if raw.severity is None else raw.severity
 
 
 def _of_file(

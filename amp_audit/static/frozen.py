@@ -99,14 +99,14 @@ def _is_attribute(expr: ir.Expr, holder: str, attribute: str) -> bool:
 
 
 def _takes_over(call: ir.Call, holder: str) -> bool:
-    if isinstance(call.func, ir.Attr) and call.func.name in _CHANGING:
-        base = call.func.base
-        return _last(base) == holder or (
-            isinstance(base, ir.Attr) and base.name == "__dict__" and _last(base.base) == holder
-        )
+    if any(arg.keyword == "namespace" and _last(arg.value) == holder for arg in call.args):
+        return True
     if _last(call.func) == "setattr" and call.args:
         return _last(call.args[0].value) == holder
-    return any(arg.keyword == "namespace" and _last(arg.value) == holder for arg in call.args)
+    base = call.func.base if isinstance(call.func, ir.Attr) and call.func.name in _CHANGING else None
+    if isinstance(base, ir.Attr) and base.name == "__dict__":
+        base = base.base
+    return base is not None and _last(base) == holder
 
 
 def _last(expr: ir.Expr) -> str:

@@ -1,0 +1,52 @@
+"""AMP314: which programs choose their device, and which places follow the choice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from amp_audit.static.devices import choice
+from amp_audit.static.lowering import lower
+from tests.static.found import lines
+
+
+@pytest.mark.parametrize(
+    ("source", "others", "minded"),
+    [
+        ("d = 'cuda' if torch.cuda.is_available() else 'cpu'\n", {"cpu"}, False),
+        ("d = torch.device('cuda:0' if ok else torch.device('mps'))\n", {"mps"}, False),
+        ("d = torch.device('cuda:0') if ok else torch.device('mps')\n", {"mps"}, False),
+        ("if ok:\n    d = 'cuda'\nelif m:\n    d = 'xpu'\nelse:\n    d = 'cpu'\n", {"cpu", "xpu"}, False),
+        ("d = 'cuda:0' if rank == 0 else 'cuda:1'\n", set(), False),
+        ("d = 'cpu' if small else 'mps'\n", set(), False),
+        ("name = 'cuda kernels' if ok else 'cpu kernels'\n", set(), False),
+        ("assert torch.cuda.is_available()\nd = 'cuda' if ok else 'cpu'\n", set(), False),
+        ("if not torch.cuda.is_available():\n    raise SystemError\nd = 'cuda' if ok else 'cpu'\n", set(), False),
+        ("d = 'cuda' if ok else 'cpu'\nif torch.cuda.is_available():\n    torch.cuda.manual_seed(1)\n", {"cpu"}, False),
+        ("d = 'cuda' if ok else 'cpu'\nif torch.cuda.is_available():\n    m = wrap(m)\n", {"cpu"}, True),
+        ("d = 'cuda' if ok else 'cpu'\nif d.type == 'cpu':\n    workers = 0\n", {"cpu"}, True),
+    ],
+)
+def test_choices(source: str, others: set[str], minded: bool) -> None:
+    found = choice(lower("train.py", source))
+    assert found.others == others and (not others or found.minded is minded)
+
+
+@pytest.mark.parametrize(
+    ("code", "marked"),
+    [
+        ("with torch.autocast('cuda'):\n    m(x)\n", [3]),
+        ("with torch.autocast('cuda', enabled=args.amp):\n    m(x)\n", [3]),
+        ("with torch.autocast('cuda', enabled=d == 'cuda'):\n    m(x)\n", []),
+        ("on = d == 'cuda' and args.amp\nwith torch.autocast('cuda', enabled=on):\n    m(x)\n", []),
+        ("if d != 'cpu':\n    with torch.autocast('cuda'):\n        m(x)\n", []),
+        ("if device.type == 'cuda':\n    with torch.autocast('cuda'):\n        m(x)\n", []),
+        ("with torch.autocast(d):\n    m(x)\n", []),
+        ("s = torch.amp.GradScaler('cuda')\n", [3]),
+        ("s = torch.amp.GradScaler('cuda', enabled=False)\n", []),
+    ],
+)
+def test_places(tmp_path: Path, code: str, marked: list[int]) -> None:
+    source = f"import torch\nd = 'cuda' if torch.cuda.is_available() else 'mps'\n{code}"
+    assert lines(tmp_path, "AMP314", source) == marked
