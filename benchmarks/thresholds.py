@@ -1,8 +1,9 @@
-"""Where the thresholds of AMP511, AMP514 and AMP515 come from: planted faults, one half to choose on, one to report on.
+"""Where thresholds of rules come from: planted faults, one half of them to choose on, the other to report on.
 
 Each case is a small training run whose truth is known another way than the measure knows it:
 
 - AMP511: the relative error of the gradient against the same backward under a safe loss scale is above 5 %.
+- AMP513: one of 40 further batches overflows.
 - AMP514: after 20 steps the weights are more than half of the way off from where float32 master weights went.
 - AMP515: after 20 steps, more than one step in ten is still skipped beyond the probe of each growth interval.
 
@@ -26,7 +27,7 @@ from amp_audit import rulebook
 from amp_audit.runtime import clock
 from amp_audit.runtime.attach import Config
 from amp_audit.runtime.session import Session
-from amp_audit.trace import measures, reader
+from amp_audit.trace import measures, ranges, reader
 from amp_audit.trace.schema import Trace
 
 torch.set_num_threads(1)
@@ -165,6 +166,39 @@ def timelines() -> Iterator[Case]:
         yield Case(f"fits {fits:g} rate {rate} interval {interval} fixed {fixed}", float(bool(found)), bad)
 
 
+# AMP513
+
+
+def activations() -> Iterator[Case]:
+    """Gains of the last product of a net; faulty where one of 40 further batches of the same data overflows."""
+    for kind, power, seed in itertools.product(("normal", "uniform", "heavy"), range(12), range(3)):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64))
+        draw = {
+            "normal": lambda: torch.randn(64, 32),
+            "uniform": lambda: torch.rand(64, 32) * 2 - 1,
+            "heavy": lambda: torch.distributions.StudentT(4.0).sample((64, 32)),
+        }[kind]
+        with torch.no_grad():
+            largest = max(model(draw()).abs().max().item() for _ in range(4))
+        gain = 65504 / largest * 2.0 ** (-power / 2)
+        with recording() as traces:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+            for _ in range(2):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.float16):
+                    h = model(draw()) * min(gain, 60000.0)
+                (h.float().mean() * 1e-3).backward()
+                optimizer.step()
+
+        found = [number.values["max"] for _, number in measures.numbers(traces[0], "range")]
+        overflowed = bool(list(measures.numbers(traces[0], "nonfinite"))) or not found
+        with torch.no_grad():
+            later = max(model(draw()).abs().max().item() for _ in range(40)) * min(gain, 60000.0)
+        if not overflowed:  # that is AMP512's
+            yield Case(f"{kind} 2^-{power / 2} seed {seed}", -ranges.headroom(max(found)), later > 65519)
+
+
 # Choosing and reporting
 
 
@@ -176,7 +210,8 @@ def rates(cases: list[Case], threshold: float) -> str:
 
 def chosen(cases: list[Case]) -> float:
     """The middle of the thresholds with the fewest mistakes."""
-    steps = [n / 100 for n in range(100)]
+    low = min(0, *(int(c.value) - 1 for c in cases))
+    steps = [low + n / 100 for n in range(100 * (1 - low))]
     mistakes = [sum((c.value > t) != c.bad for c in cases) for t in steps]
     best = [t for t, n in zip(steps, mistakes, strict=True) if n == min(mistakes)]
     return best[len(best) // 2]
@@ -197,6 +232,7 @@ def main() -> None:
     book = rulebook.load()
     for name, cases in (("AMP511", underflows()), ("AMP514", losses())):
         report(name, list(cases), float(book[name].runtime[0].options["over"]))
+    report("AMP513, minus bits", list(activations()), -float(book["AMP513"].runtime[0].options["under"]))
     report("AMP515", list(timelines()), 0.5)
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from amp_audit.report import emulated
 from amp_audit.report.content import Program, shown_path
 from amp_audit.report.source import printable
-from amp_audit.report.summary import BALANCE, HotOp, ScalePoint, Summary, Underflow
+from amp_audit.report.summary import BALANCE, Health, HotOp, ScalePoint, Summary, Underflow
 from amp_audit.report.words import ending, listed, plural, ranges, scale, share, size, work
 
 MOST_ROWS = 5
@@ -34,10 +34,12 @@ def sections(run: Summary, program: Program | None, root: Path, verbose: bool) -
     yield section("The run", [Text(printable(line)) for line in _story(run, program)])
     if run.work or run.casts or run.float32:
         yield section("Precision", list(_precision(run, root, limit)))
-    if run.scales:
-        yield section("Loss scale", list(_scales(run)))
+    if run.scales or run.window is not None:
+        yield section("Loss scale", [*_scales(run), *_window(run)])
     if run.underflow:
         yield section("Gradients lost to low precision", list(_underflow(run.underflow, limit)))
+    if run.health:
+        yield section("Training", [Text(line) for line in map(_health, run.health)])
 
 
 def _story(run: Summary, program: Program | None) -> Iterator[str]:
@@ -141,6 +143,27 @@ def _scales(run: Summary) -> Iterator[RenderableType]:
             )
         else:
             yield Text(f"{title}no step skipped in {plural(len(points), 'step')}")
+
+
+def _window(run: Summary) -> Iterator[RenderableType]:
+    """What other loss scales would have done to the gradients."""
+    window = run.window
+    if window is None:
+        return
+    if window.low is None or window.high is None:
+        yield Text("no loss scale fits the gradients into float16")
+    else:
+        where = f"{'step' if len(window.steps) == 1 else 'steps'} {ranges(window.steps)}"
+        yield Text(f"the gradients of {where} fit into float16 at {scale(window.low)} to {scale(window.high)}")
+
+
+def _health(item: Health) -> str:
+    text = f"{item.name}: {item.first:.4g} at first, {item.last:.4g} at last"
+    if item.largest > max(item.first, item.last):
+        text += f", at most {item.largest:.4g} in step {item.largest_at}"
+    if item.nonfinite:
+        text += f"; inf or NaN in {plural(len(item.nonfinite), 'step')} ({ranges(item.nonfinite)})"
+    return text
 
 
 def timeline(points: Sequence[ScalePoint]) -> str:

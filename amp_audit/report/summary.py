@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_audit import policy
+from amp_audit.trace.ranges import together
 from amp_audit.trace.schema import CastRow, Header, Number, OpRow, Place, StepRecord, Trace
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
@@ -97,6 +98,35 @@ class Underflow:
 
 
 @dataclass(frozen=True, slots=True)
+class Health:
+    """How one quantity of training went: its first, last and largest value, and in which step that was.
+
+    ``nonfinite``: steps in which it was inf or NaN; these have no part in the rest.
+    """
+
+    name: str
+    steps: int
+    first: float
+    last: float
+    largest: float
+    largest_at: int
+    nonfinite: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Loss scales at which the gradients of the measured steps fit into float16; ``low`` None: there is none.
+
+    ``elements``: gradient elements that were counted, by exponent, on ``steps``.
+    """
+
+    low: float | None
+    high: float | None
+    elements: int
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """An op whose autocast treatment on the recorded device differs from another device's: ``here``, ``there``."""
 
@@ -123,6 +153,8 @@ class Summary:
     float32: tuple[HotOp, ...] = ()
     scales: Mapping[str, tuple[ScalePoint, ...]] | None = None
     underflow: tuple[Underflow, ...] = ()
+    window: Window | None = None
+    health: tuple[Health, ...] = ()
     regions: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
     notes: tuple[str, ...] = ()
@@ -157,6 +189,8 @@ def summarize(traces: Sequence[Trace]) -> Summary:
         casts=_casts(casts),
         float32=_float32(rows),
         scales=_scales(first.steps),
+        window=_window(trained),
+        health=tuple(_health(first.steps)),
         underflow=_underflow(step for trace in trained for step in trace.steps),
         regions=tuple(sorted({row.autocast for row in rows if row.autocast})),
         differences=_differences(rows, first.header),
@@ -250,6 +284,39 @@ def _scale_point(step: int, number: Number) -> ScalePoint | None:
     return ScalePoint(
         step, float(before), float(before if after is None else after), bool(number.values.get("skipped"))
     )
+
+
+_TOLERATED = 0.001
+"""Share of nonzero gradient elements that a loss scale may lose and still count as fitting (AMP516)."""
+
+
+def _window(traces: Sequence[Trace]) -> Window | None:
+    found = together(traces)
+    if not found.counts:
+        return None
+    window = found.window(_TOLERATED)
+    low, high = (2.0 ** window[0], 2.0 ** window[1]) if window else (None, None)
+    return Window(low, high, found.nonzero, tuple(found.steps))
+
+
+_HEALTH = (("loss", "value", "loss"), ("grad_norm", "norm", "gradient norm"))
+
+
+def _health(steps: Sequence[StepRecord]) -> Iterator[Health]:
+    """Loss and gradient norm of the first rank; of several backwards or optimizers in a step, each by itself."""
+    for name, key, shown in _HEALTH:
+        points = [
+            (step.step, number.values[key]) for step in steps for number in step.numbers if _is(number, name, key)
+        ]
+        good = [(at, float(value)) for at, value in points if value is not None]
+        if good:
+            at, largest = max(good, key=lambda point: point[1])
+            bad = tuple(dict.fromkeys(step for step, value in points if value is None))
+            yield Health(shown, len({step for step, _ in points}), good[0][1], good[-1][1], largest, at, bad)
+
+
+def _is(number: Number, name: str, key: str) -> bool:
+    return number.name == name and key in number.values
 
 
 def _underflow(steps: Iterable[StepRecord]) -> tuple[Underflow, ...]:

@@ -56,10 +56,25 @@ class Gradients:
                 detached = roots.detached(_tensors(tensors))
             original(tensors, grad_tensors, *args, **kwargs)
             with self._teller.quiet("backward"):
+                self._note_loss(tensors, losses[0])
                 if before is not None:
                     self._note_backward(before, *losses, detached)
 
         return backward
+
+    def _note_loss(self, tensors: Any, kinds: tuple[bool | None, ...]) -> None:
+        """The loss of a backward from one scalar, without its scale."""
+        listed = _tensors(tensors)
+        if len(listed) != 1 or listed[0].numel() != 1 or kinds not in ((True,), (False,)):
+            return
+        copies = {"value": quiet_clone(listed[0])}
+        if kinds == (True,) and self._teller.current_scale is not None:
+            copies["scale"] = quiet_clone(self._teller.current_scale)
+        values: dict[str, float | int | None] = {}
+        for name, copy in reversed(copies.items()):
+            if copy is not None:
+                self._teller.queue.add(copy, functools.partial(_unscaled, values, name))
+        self._teller.host.number(Number("loss", place=self._teller.host.places.here(), values=values))
 
     def _note_backward(
         self, before: Snapshot, kinds: tuple[bool | None, ...], scaler: int | None, detached: bool
@@ -165,6 +180,12 @@ class Gradients:
 
 def _put(values: dict[str, float | int | None], name: str, value: float) -> None:
     values[name] = finite(value)
+
+
+def _unscaled(values: dict[str, float | int | None], name: str, value: float) -> None:
+    """The scale comes first."""
+    scale = values.get("scale") if name == "value" else None
+    values[name] = finite(value / scale if scale else value)
 
 
 def _tensors(roots: Any) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from amp_audit.runtime.dtypes import LOW, short
+from amp_audit.runtime.exponents import Exponents, named
 from amp_audit.runtime.memory import Memory
 from amp_audit.runtime.origins import Origin, Origins, Result
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Scene
@@ -39,6 +40,9 @@ class Numerics:
         self._ops: dict[OpKey, list[torch.Tensor]] = {}
         self._made: Memory[torch.Tensor] = Memory()  # what rounding the values there lost
         self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameter -> (parameter, counts)
+        self._exponents: Exponents[tuple[str, int]] = Exponents()  # by phase and site
+        self._of_gradients: Exponents[tuple[int, bool]] = Exponents()  # by parameter, and whether scaled
+        self._parameters: dict[int, torch.Tensor] = {}
         self._origins = Origins()
         self._sinks: list[int] = []
         self._counts: dict[CastKey, CastCounts] = {}
@@ -55,7 +59,9 @@ class Numerics:
         if self._deep:
             self._tell_operators()
             self._tell_gradients()
+            self._tell_exponents()
             self._tell_origin()
+            self._tell_ranges()
         self._forget()
 
     def cast_counts(self) -> Mapping[CastKey, CastCounts]:
@@ -64,6 +70,7 @@ class Numerics:
 
     def _forget(self) -> None:
         self._casts, self._ops, self._made, self._gradients = {}, {}, Memory(), {}
+        self._exponents, self._of_gradients, self._parameters = Exponents(), Exponents(), {}
         self._origins, self._sinks = Origins(), []
 
     # Seeing operators
@@ -98,6 +105,8 @@ class Numerics:
             key = CastKey(phase, short(source.dtype), short(result.dtype), site)
             self._casts.setdefault(key, []).append(counts)
             self._made.write(result, counts[:4])
+            if self._deep and result.dtype in _ROUNDED:
+                self._exponents.add((phase, site), source)
         else:
             self._made.write(result, self._made.read(source))
 
@@ -124,11 +133,14 @@ class Numerics:
         if references is None or len(references) != len(results):
             self._host.unobserved(_name(func))
             self._inherit(func, args, results)
+            for result in rounded:
+                self._exponents.add((phase, site), result)
             return
         for reference, result in zip(references, results, strict=True):
             if result.dtype not in _ROUNDED or reference.shape != result.shape:
                 self._made.write(result, None)
                 continue
+            self._exponents.add((phase, site), reference)
             counts = compare(reference, result)
             self._ops.setdefault((_name(func), phase, short(result.dtype), site), []).append(counts)
             self._made.write(result, counts)
@@ -158,9 +170,10 @@ class Numerics:
         """Take note of the gradients while they are there; many programs clear them before the step is over."""
         if not self._deep:
             return
+        scaled = self._scene.loss_scale(optimizer) is not None
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                self._collect(parameter)
+                self._collect(parameter, scaled)
 
     def before_step(self, optimizer: Any, *, closure: bool) -> None:
         """Nothing is left to do."""
@@ -168,11 +181,13 @@ class Numerics:
     def after_step(self, optimizer: Any) -> None:
         """Nothing is left to do."""
 
-    def _collect(self, parameter: torch.Tensor) -> None:
+    def _collect(self, parameter: torch.Tensor, scaled: bool) -> None:
         """Connect a gradient with what its making lost, and with where it came from."""
         grad = parameter.grad
         if grad is None or not _plain(grad):
             return
+        self._of_gradients.add((id(parameter), scaled), grad)
+        self._parameters[id(parameter)] = parameter
         counts = self._made.read(grad)
         if counts is not None:
             self._gradients[id(parameter)] = (parameter, counts)
@@ -193,11 +208,36 @@ class Numerics:
                 )
             )
 
+    def _live_scale(self) -> float | None:
+        scale = self._scene.current_scale
+        return finite(float(scale)) if scale is not None else 1.0
+
+    def _tell_exponents(self) -> None:
+        modules: dict[tuple[str, str], list[int]] = {}
+        for (phase, site), counts in self._exponents.read().items():
+            key = (phase, self._host.places.place(site).module or "")
+            known = modules.get(key)
+            modules[key] = counts if known is None else [a + b for a, b in zip(known, counts, strict=True)]
+        live = self._live_scale()
+        for (phase, module), counts in modules.items():
+            values = {**named(counts), "scale": live if phase == "backward" else 1.0}
+            self._host.number(Number("exponents", subject=module, phase=phase, dtype="float16", values=values))
+        for (number, scaled), counts in self._of_gradients.read().items():
+            parameter = self._parameters[number]
+            values = {**named(counts), "scale": live if scaled else 1.0}
+            name, dtype = self._scene.name(parameter), short(parameter.dtype)
+            self._host.number(Number("exponents", subject=name, phase="gradient", dtype=dtype, values=values))
+
+    def _tell_ranges(self) -> None:
+        for largest, result in self._origins.ranges():
+            values: dict[str, float | int | None] = {"max": largest, "elements": result.elements}
+            place = self._host.places.place(result.site)
+            self._host.number(Number("range", place, None, result.op, result.phase, short(result.dtype), values))
+
     def _tell_gradients(self) -> None:
         if not self._gradients:
             return
-        scale = self._scene.current_scale
-        live = finite(float(scale)) if scale is not None else 1.0
+        live = self._live_scale()
         parameters = [parameter for parameter, _ in self._gradients.values()]
         totals = _totals({number: [counts] for number, (_, counts) in enumerate(self._gradients.values())})
         for number, parameter in enumerate(parameters):

@@ -16,6 +16,10 @@ import torch
 
 from amp_audit.runtime.memory import Memory
 
+_NEAR = 2.0**8
+_MOST = 32
+"""Magnitudes from which on ranges are told, and how many of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -50,6 +54,7 @@ class Origins:
     results: list[Result] = field(default_factory=list)
     _latest: Memory[int] = field(default_factory=Memory)
     _values: list[torch.Tensor] = field(default_factory=list)
+    _known: list[list[float]] | None = None
 
     def inputs(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         """The results that an operator is about to read; what was not made in this step is taken note of."""
@@ -80,9 +85,26 @@ class Origins:
         ends = list(sinks)
         if not ends:
             return None
-        values = _read(self._values)
+        values = self._read()
         bad = next((index for index in ends if not math.isfinite(values[index][0])), None)
         return None if bad is None else self._origin(bad, values)
+
+    def ranges(self) -> list[tuple[float, Result]]:
+        """The largest finite magnitudes of the forward pass in float16, one for each op and line, the largest first;
+        waits for the device."""
+        found: dict[tuple[str | None, int], tuple[float, Result]] = {}
+        for result, (largest, _, _) in zip(self.results, self._read(), strict=True):
+            if result.op is None or result.phase != "forward" or result.dtype is not torch.float16:
+                continue
+            key = (result.op, result.site)
+            if _NEAR <= largest < math.inf and largest > found.get(key, (0.0,))[0]:
+                found[key] = (largest, result)
+        return sorted(found.values(), key=lambda item: -item[0])[:_MOST]
+
+    def _read(self) -> list[list[float]]:
+        if self._known is None:
+            self._known = _read(self._values) if self._values else []
+        return self._known
 
     def _origin(self, bad: int, values: list[list[float]]) -> Origin:
         first = self._back(bad, values, lambda index: values[index][2] > 0 or not math.isfinite(values[index][0]))

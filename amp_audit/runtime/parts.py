@@ -107,6 +107,9 @@ class Scene(Protocol):
     def current_scale(self) -> Any:
         """The loss scale in force, a tensor; None when nothing was scaled yet."""
 
+    def loss_scale(self, optimizer: Any) -> Any:
+        """The scale, a tensor, that its gradients still carry; None where they carry none that is known."""
+
     def optimizers(self) -> list[Any]:
         """All optimizers that are alive."""
 

@@ -105,6 +105,7 @@ class Session:
         multiprocessing.util.register_after_fork(self, Session._in_worker)
 
     def _add_parts(self) -> None:
+        from amp_audit.runtime.health import Health
         from amp_audit.runtime.numerics import Numerics
         from amp_audit.runtime.weights import Weights
 
@@ -113,6 +114,7 @@ class Session:
             return  # there are no values to measure
         self.recording.observe(Numerics(self, self.signals))
         self.recording.add(Weights(self, self.signals))
+        self.recording.add(Health(self, self.signals))
 
     def died(self, error: BaseException) -> None:
         """An error that the program did not catch ends what is recorded."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import OptState
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -48,6 +49,7 @@ class Signals:
         self._skips: dict[int, list[EventRow]] = {}  # by scaler, since its last update
         self._scales: dict[int, torch.Tensor] = {}
         self._names: dict[int, str] = {}
+        self._carried: dict[int, torch.Tensor] = {}  # by optimizer, while a scaler steps it
 
     def install(self) -> None:
         """Wrap torch. Objects built earlier are taken note of when they are first used."""
@@ -94,6 +96,10 @@ class Signals:
     def current_scale(self) -> torch.Tensor | None:
         """The live scale of the scaler that scaled last, float32 with one element."""
         return self._teller.current_scale
+
+    def loss_scale(self, optimizer: Any) -> torch.Tensor | None:
+        """The scale that an optimizer's gradients still carry; None after ``unscale_`` or without a scaler."""
+        return self._carried.get(id(optimizer))
 
     def optimizers(self) -> list[Any]:
         """All optimizers that are alive."""
@@ -215,7 +221,7 @@ class Signals:
                     Kind.STEP, via=Via.SCALER.value, scaler=scaler, optimizer=optimizer, owners=owners
                 )
             self._teller.host.optimizer_step(optimizer)
-            self._gradients_ready(optimizer)
+            self._gradients_ready(optimizer, scaler)
             self._scaler_step = False
             before = self._teller.backwards
             try:
@@ -320,10 +326,13 @@ class Signals:
             self._gradients_ready(optimizer)
         self._probe_before(optimizer, args, kwargs)
 
-    def _gradients_ready(self, optimizer: torch.optim.Optimizer) -> None:
+    def _gradients_ready(self, optimizer: torch.optim.Optimizer, scaler: GradScaler | None = None) -> None:
+        if scaler is not None and scaler._scale is not None and not _unscaled(scaler, optimizer):
+            self._carried[id(optimizer)] = scaler._scale
         for probe in self.probes:
             with self._teller.quiet(type(probe).__name__.lower()):
                 probe.gradients_ready(optimizer)
+        self._carried.clear()
 
     def _probe_before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for probe in self.probes:
@@ -378,6 +387,11 @@ class Signals:
             original(obj, *args, **kwargs)
 
         return save
+
+
+def _unscaled(scaler: GradScaler, optimizer: Any) -> bool:
+    stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
+    return stage is not OptState.READY
 
 
 def _skip_if(row: EventRow, found_inf: float) -> None:

@@ -122,7 +122,14 @@ class Number:
     lost_updates      per parameter: elements, updates (nonzero update), lost (of these, weight unchanged)
     scale             per scaler (``subject``): before, after, skipped (0 or 1)
     clip              per call: norm as seen by the call, max_norm, and the loss scale in force
-    loss              value, when it was finite
+    loss              per backward of one scalar: value without the loss scale (null when not finite), and the scale
+    grad_norm         per optimizer that steps (``subject``): norm of its gradients without the loss scale, and the
+                      scale they carried
+    exponents         counts of values by binary exponent: "-14" counts 2**-14 <= \\|x\\| < 2**-13, beside ``zero`` and
+                      ``nonfinite``. With phase forward or backward: what the ops of a module (``subject``) gave before
+                      rounding to ``dtype``; with phase "gradient": a parameter's (``subject``) gradient. ``scale`` is
+                      the loss scale in them
+    range             per op and line, forward, ``dtype`` float16, from 2**8 on: the largest finite magnitude, elements
     raised            an op that raised; ``subject`` is the first line of the error, ``dtype`` its first tensor's;
                       without ``op`` the error that ended the program, ``subject`` beginning with its type
     closure           a scaler.step with a closure: backwards inside it

@@ -1,0 +1,69 @@
+"""How large values are, as counts by binary exponent: enough to say what any other loss scale would have lost.
+
+Counts add up over tensors, steps and ranks; they stay on the device until they are read together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+import torch
+
+K = TypeVar("K", bound=Hashable)
+
+BINS = 256
+"""Biased exponents of float32: 0 holds zeros (and what float32 itself keeps as subnormal), 255 inf and NaN."""
+
+_BIAS = 127
+
+
+def histogram(values: torch.Tensor) -> torch.Tensor:
+    """Counts by biased float32 exponent: int64, 256 elements, on the device of ``values``.
+
+    Raises RuntimeError for tensors without strides.
+    """
+    bits = values.detach().reshape(-1).float().view(torch.int32)
+    exponents = (bits >> 23) & 0xFF
+    if values.device.type == "cpu":
+        return torch.bincount(exponents, minlength=BINS)
+    counts = torch.zeros(BINS, dtype=torch.int64, device=values.device)  # bincount would wait for the device
+    return counts.scatter_add_(0, exponents.long(), torch.ones_like(exponents, dtype=torch.int64))
+
+
+def named(counts: list[int]) -> dict[str, float | int | None]:
+    """Counts as a Number's values: ``"-14"`` for 2**-14 <= \\|x\\| < 2**-13, ``zero`` and ``nonfinite``; none are 0."""
+    values: dict[str, float | int | None] = {
+        str(index - _BIAS): count for index, count in enumerate(counts[1:-1], 1) if count
+    }
+    return {**values, **{name: count for name, count in (("zero", counts[0]), ("nonfinite", counts[-1])) if count}}
+
+
+class Exponents(Generic[K]):
+    """Sums of histograms by key."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[K, torch.device], torch.Tensor] = {}
+
+    def add(self, key: K, values: torch.Tensor) -> None:
+        """Count ``values`` (floating, any shape). Does not wait for the device."""
+        place = (key, values.device)
+        known = self._sums.get(place)
+        if known is None:
+            self._sums[place] = histogram(values)
+        else:
+            known += histogram(values)
+
+    def read(self) -> dict[K, list[int]]:
+        """All sums, one wait a device."""
+        by_device: dict[torch.device, list[K]] = defaultdict(list)
+        for key, device in self._sums:
+            by_device[device].append(key)
+        found: dict[K, list[int]] = {}
+        for device, keys in by_device.items():
+            rows = torch.stack([self._sums[key, device] for key in keys]).tolist()
+            for key, row in zip(keys, rows, strict=True):
+                known = found.get(key)
+                found[key] = row if known is None else [a + b for a, b in zip(known, row, strict=True)]
+        return found

@@ -1,0 +1,175 @@
+"""What the magnitudes of a run say: room before float16 overflows (AMP513), and what other loss scales would lose
+(AMP516)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from amp_audit import policy
+from amp_audit.model import Finding, Location, Related, Subject
+from amp_audit.rulebook import Detector, Rule
+from amp_audit.trace.measures import Measure, finding, limit, measured, numbers
+from amp_audit.trace.replay import where
+from amp_audit.trace.schema import Number, Place, Trace
+
+_SHOWN = 8
+_FLUSHED = -25
+"""Below 2**-25 a value becomes zero in float16; 2**-25 itself, a tie, does too, and is one value among many here."""
+_OVERFLOWED = 16
+"""From 2**16 on a value becomes inf in float16 (from 65520 on, to be exact)."""
+
+POWERS = range(-24, 49)
+"""Loss scales that are looked at, as powers of two."""
+
+
+@dataclass(slots=True)
+class Magnitudes:
+    """How many gradient elements had which exponent, the loss scale taken out. ``steps``: those that were counted."""
+
+    counts: dict[int, int] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+
+    @property
+    def nonzero(self) -> int:
+        return sum(self.counts.values())
+
+    def flushed(self, power: int) -> int:
+        """Elements that a loss scale of 2**power leaves too small for float16.
+
+        Exact for each op by itself. Over a whole backward pass up to half a point more than a run at that scale loses
+        where that is several percent, since what rounds up to the smallest float16 is not lost by later ops.
+        """
+        return sum(count for exponent, count in self.counts.items() if exponent + power < _FLUSHED)
+
+    def overflowed(self, power: int) -> int:
+        """Elements that a loss scale of 2**power makes too large for float16."""
+        return sum(count for exponent, count in self.counts.items() if exponent + power >= _OVERFLOWED)
+
+    def window(self, tolerated: float) -> tuple[int, int] | None:
+        """The smallest and the largest power of two without overflow and with no more than that share flushed."""
+        most = tolerated * self.nonzero
+        fitting = [power for power in POWERS if not self.overflowed(power) and self.flushed(power) <= most]
+        return (fitting[0], fitting[-1]) if fitting and self.counts else None
+
+
+def magnitudes(trace: Trace, module: str | None = None, *, searching: bool = True) -> Magnitudes:
+    """Of all that the backward pass computed in float16, by the ops of one module or of all.
+
+    A scale that is no power of two is taken for the next one below. Without ``searching`` steps that were skipped are
+    left out, unless all were: that is how a scaler looks for its scale.
+    """
+    found = Magnitudes()
+    skipped = {step for step, number in numbers(trace, "scale") if number.values.get("skipped")}
+    counted = {step for step, _ in _exponents(trace, "backward")}
+    left_out = skipped if not searching and counted - skipped else frozenset()
+    for step, number in _exponents(trace, "backward"):
+        if step in left_out:
+            continue
+        if module is not None and number.subject != module:
+            continue
+        shift = _power(number.values.get("scale"))
+        if shift is None:
+            continue
+        for exponent, count in _counts(number):
+            found.counts[exponent - shift] = found.counts.get(exponent - shift, 0) + count
+        found.steps.append(step)
+    return found
+
+
+def _exponents(trace: Trace, phase: str) -> Iterator[tuple[int, Number]]:
+    return ((step, number) for step, number in numbers(trace, "exponents") if number.phase == phase)
+
+
+def _counts(number: Number) -> Iterator[tuple[int, int]]:
+    for name, count in number.values.items():
+        if name.removeprefix("-").isdigit():
+            yield int(name), int(count or 0)
+
+
+def _power(scale: float | int | None) -> int | None:
+    return math.frexp(scale)[1] - 1 if scale is not None and scale > 0 else None
+
+
+def loss_scale_window(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Finding]:
+    """A loss scale outside of those that lose nothing, as the gradients of the measured steps were."""
+    found = magnitudes(trace, searching=False)
+    scales = [
+        (number.subject or "scaler", float(before))
+        for step, number in numbers(trace, "scale")
+        if step in found.steps and (before := number.values.get("before")) is not None
+    ]
+    if not scales or found.nonzero < limit(rule, "elements"):
+        return
+    name, last = scales[-1]
+    power = _power(last)
+    window = found.window(float(detector.options["over"]))
+    if power is None or (window is not None and window[0] <= power <= window[1]):
+        return
+    lost, over, of = found.flushed(power), found.overflowed(power), f"of {found.nonzero:,} gradient elements"
+    fits = in_words(window)
+    evidence = [
+        measured("window", window[0] if window else 0, fits, unit="log2", steps=found.steps),
+        measured("flushed_share", lost / found.nonzero, f"{lost:,} {of} are too small at {last:g}"),
+        measured("overflowed", over, f"{over:,} {of} are too large at {last:g}"),
+    ]
+    message = f"the loss scale was {last:g}; {fits}"
+    yield replace(finding(rule, message, None, evidence), subject=Subject("scaler", name))
+
+
+def in_words(window: tuple[int, int] | None) -> str:
+    """Which loss scales lose nothing, as a sentence."""
+    if window is None:
+        return "no loss scale fits the gradients of this run into float16 (bfloat16 needs none)"
+    return f"loss scales from {2.0 ** window[0]:g} to {2.0 ** window[1]:g} fit the gradients of this run into float16"
+
+
+def activation_near_overflow(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Finding]:
+    """The op whose float16 result came nearest to 65504, when fewer bits than the limit were left."""
+    under = float(detector.options["under"])
+    nearest: dict[tuple[Location | None, str], tuple[float, int, Place]] = {}
+    for step, number in numbers(trace, "range"):
+        largest = number.values.get("max")
+        place = number.place or Place()
+        key = (where(place), number.op or "?")
+        if number.dtype == "float16" and largest and largest > nearest.get(key, (0.0,))[0]:
+            nearest[key] = (float(largest), step, place)
+    bad = [(key, *value) for key, value in nearest.items() if headroom(value[0]) < under]
+    if not bad:
+        return
+    bad.sort(key=lambda item: -item[1])
+    ((spot, op), largest, step, inner), *others = bad
+    name = op.removeprefix("aten.").partition(".")[0]
+    inside = f" in {inner.module}" if inner.module else ""
+    message = f"{name}{inside} reached {largest:g} in float16, {headroom(largest):.1f} bits below its end (65504)"
+    related = tuple(
+        Related(where_, f"{name_.removeprefix('aten.').partition('.')[0]}: {headroom(value):.1f} bits left")
+        for (where_, name_), value, _, _ in others[:_SHOWN]
+        if where_ is not None and where_ != spot
+    )
+    evidence = [measured("headroom", round(headroom(largest), 3), message, unit="bits", steps=[step], at=spot)]
+    found = replace(finding(rule, message, spot, evidence), related=related)
+    yield found if spot is not None else replace(found, subject=Subject("module", inner.module or "run"))
+
+
+def headroom(largest: float) -> float:
+    """Bits between a magnitude and the largest finite float16."""
+    return math.log2(policy.MAX_FINITE["float16"] / largest)
+
+
+def together(traces: Iterable[Trace]) -> Magnitudes:
+    """The magnitudes of several processes together."""
+    total = Magnitudes()
+    for trace in traces:
+        one = magnitudes(trace)
+        for exponent, count in one.counts.items():
+            total.counts[exponent] = total.counts.get(exponent, 0) + count
+        total.steps = sorted({*total.steps, *one.steps})
+    return total
+
+
+RANGES: Mapping[str, Measure] = {
+    "loss_scale_window": loss_scale_window,
+    "activation_near_overflow": activation_near_overflow,
+}

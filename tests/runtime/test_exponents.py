@@ -1,0 +1,160 @@
+"""Counts by exponent, and what they say of other loss scales, against numbers got another way."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from amp_audit.runtime.exponents import Exponents, histogram, named
+from amp_audit.trace import measures, ranges
+from amp_audit.trace.schema import Trace
+from tests.runtime.recording import every_step_deep, notes, numbers, recorded
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_histogram_counts_what_frexp_says(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    values = (torch.randn(40, 7) * 2.0 ** torch.randint(-14, 14, (40, 7))).to(dtype).t()
+    values[0, 0], values[1, 1], values[2, 2] = 0.0, torch.inf, torch.nan
+    finite = [x for x in values.flatten().tolist() if math.isfinite(x)]
+    expected = Counter(str(math.frexp(x)[1] - 1) if x else "zero" for x in finite)
+    assert named(histogram(values).tolist()) == {**expected, "nonfinite": 2}
+
+
+def test_histograms_of_tensors_add_up() -> None:
+    counts: Exponents[str] = Exponents()
+    one, two = torch.rand(50), torch.rand(3, 4).half()
+    for tensor in (one, two):
+        counts.add("both", tensor)
+    counts.add("one", one)
+    read = counts.read()
+    assert read["both"] == [a + b for a, b in zip(histogram(one).tolist(), histogram(two).tolist(), strict=True)]
+    assert read["one"] == histogram(one).tolist()
+
+
+def network(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "mlp":
+        return nn.Sequential(nn.Linear(32, 96), nn.ReLU(), nn.Linear(96, 96), nn.GELU(), nn.Linear(96, 16))
+    return nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.Flatten(), nn.Linear(6 * 16, 16))
+
+
+def program(kind: str, scale: float) -> None:
+    model = network(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    x, y = torch.randn((64, 32) if kind == "mlp" else (16, 2, 8, 8)), torch.randn(64 if kind == "mlp" else 16, 16)
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = nn.functional.mse_loss(model(x).float(), y) * 1e-3
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def run(kind: str, scale: float, folder: Path) -> Trace:
+    with every_step_deep():
+        trace = recorded(lambda: program(kind, scale), folder)
+    assert notes(trace) == []
+    return trace
+
+
+@pytest.mark.parametrize("kind", ["mlp", "conv"])
+def test_one_run_tells_what_every_other_loss_scale_loses(kind: str, tmp_path: Path) -> None:
+    """Predicted from one run with a safe scale; counted, element by element, in a run of each other scale.
+
+    What was lost in all: an element that is zero because those it was made of had become zero counts, too. Where much
+    is lost the prediction is a little high: what float16 rounds up to its smallest number is lost by no later op.
+    """
+    predicted = ranges.magnitudes(run(kind, 2.0**16, tmp_path / "safe"))
+    for power in (0, 2, 4, 8, 12):
+        flushes = measures.flushes(run(kind, 2.0**power, tmp_path / str(power))).values()
+        left = sum(f.nonzero - f.flushed for f in flushes)
+        share = predicted.flushed(power) / predicted.nonzero
+        lost = 1 - left / predicted.nonzero
+        assert -1e-4 < share - lost < (1.5e-3 if lost < 0.005 else 5e-3), power
+    assert predicted.flushed(0) / predicted.nonzero > 0.01
+
+
+def test_overflow_at_another_scale_is_predicted(tmp_path: Path) -> None:
+    predicted = ranges.magnitudes(run("mlp", 2.0**10, tmp_path / "low"))
+    skipped = {
+        power: any(n.values["skipped"] for n in numbers(run("mlp", 2.0**power, tmp_path / str(power)), "scale"))
+        for power in (20, 24, 28, 30, 32)
+    }
+    assert {power: predicted.overflowed(power) > 0 for power in skipped} == skipped
+    assert set(skipped.values()) == {True, False}
+
+
+def test_the_exponents_of_a_gradient_are_those_of_the_gradient(tmp_path: Path) -> None:
+    trace = run("mlp", 2.0**10, tmp_path)
+    model = network("mlp")
+    x, y = torch.randn(64, 32), torch.randn(64, 16)
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = nn.functional.mse_loss(model(x).float(), y) * 1e-3
+    (loss * 1024).backward()
+    told = {
+        n.subject: dict(n.values) for n in trace.steps[0].numbers if n.name == "exponents" and n.phase == "gradient"
+    }
+    assert set(told) == {name for name, _ in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        values = told[name]
+        assert values.pop("scale") == 1024.0
+        assert parameter.grad is not None
+        assert values == named(histogram(parameter.grad).tolist())
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_loss_and_gradient_norm_are_the_true_ones(unscale: bool, tmp_path: Path) -> None:
+    seen: list[tuple[float, float]] = []
+
+    def train() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+        for _ in range(3):
+            x, y = torch.randn(6, 8), torch.randn(6, 4)
+            loss = nn.functional.mse_loss(model(x), y)
+            grads = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+            seen.append((loss.item(), torch.cat([grad.double().flatten() for grad in grads]).norm().item()))
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            if unscale:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+
+    trace = recorded(train, tmp_path)
+    assert notes(trace) == []
+    losses, norms = numbers(trace, "loss"), numbers(trace, "grad_norm")
+    assert [n.values["value"] for n in losses] == pytest.approx([loss for loss, _ in seen], rel=1e-6)
+    assert [n.values["norm"] for n in norms] == pytest.approx([norm for _, norm in seen], rel=1e-5)
+    assert {n.values["scale"] for n in norms} == {1.0 if unscale else 4096.0}
+
+
+def test_headroom_is_that_of_the_largest_activation(tmp_path: Path) -> None:
+    def train() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(16, 16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = (model(torch.randn(16, 16)) * 9000).float().square().mean() * 1e-9
+        loss.backward()
+        optimizer.step()
+
+    with every_step_deep():
+        found = numbers(recorded(train, tmp_path), "range")
+    torch.manual_seed(0)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
+        largest = (nn.Linear(16, 16)(torch.randn(16, 16)) * 9000).abs().max().item()
+    assert (found[0].op, found[0].values["max"]) == ("aten.mul.Tensor", largest)
+    assert ranges.headroom(largest) == pytest.approx(math.log2(65504) - math.log2(largest))
