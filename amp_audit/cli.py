@@ -175,7 +175,9 @@ def _check(words: list[str]) -> int:
         parser.error("--stdin-filename names the standard input: give - as a path")
     from amp_audit import reading
 
-    scope = reading.Scope(options.stdin_filename, options.force_exclude, options.diff, options.write_baseline)
+    scope = reading.Scope(
+        options.stdin_filename, options.force_exclude, options.diff, options.write_baseline, not options.no_cache
+    )
 
     def job() -> tuple[Report | None, int]:
         if options.fix or options.unsafe_fixes or options.preview:
@@ -318,6 +320,7 @@ def _add_scope(parser: _Parser) -> None:
     group.add_argument("--write-baseline", type=Path, metavar="FILE", help="make all findings known, in FILE")
     group.add_argument("--stdin-filename", metavar="NAME", help="the file that - stands for")
     group.add_argument("--force-exclude", action="store_true", help="exclude files given by name too")
+    group.add_argument("--no-cache", action="store_true", help="read everything anew")
 
 
 def _add_reporting(parser: _Parser, *, of_a_run: bool = False) -> None:

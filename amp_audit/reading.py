@@ -37,13 +37,15 @@ class Scope:
     """Which files and findings a check is about. ``stdin_name``: the file that the standard input is (``-``).
 
     ``force_exclude``: ``exclude`` holds for files given by name too. ``diff``: only what concerns lines changed since
-    this commit. ``write_baseline``: every finding becomes a known one, in this file.
+    this commit. ``write_baseline``: every finding becomes a known one, in this file. ``cache``: what was found before
+    holds while nothing has changed.
     """
 
     stdin_name: str | None = None
     force_exclude: bool = False
     diff: str | None = None
     write_baseline: Path | None = None
+    cache: bool = True
 
 
 def load_rules(configuration: Configuration, files: Iterable[str] = ()) -> Rulebook:
@@ -87,9 +89,15 @@ def check(
     if contents:
         files = replace(files, given={**files.given, **contents})
     book = load_rules(configuration, files.paths)
-    known = read(files, configuration, book)
+    known = read(files, configuration, book, cache=_cache() if wanted.cache else None)
     report = assemble("check", " ".join(map(str, paths)), known, configuration, book, Severity.WARNING)
     return ratchet.apply(report, known, configuration, changes, wanted.write_baseline)
+
+
+def _cache() -> Path:
+    from amp_audit.static import cache
+
+    return cache.folder()
 
 
 def gather(paths: Sequence[Path], configuration: Configuration, scope: Scope | None = None) -> Gathered:
@@ -107,8 +115,13 @@ def gather(paths: Sequence[Path], configuration: Configuration, scope: Scope | N
         raise TargetError(str(error)) from None
 
 
-def read(files: Gathered, configuration: Configuration, book: Rulebook, *, follow: bool = False) -> Read:
-    """Findings of the rules in force; ``follow``: also those in files that the given ones import."""
+def read(
+    files: Gathered, configuration: Configuration, book: Rulebook, *, follow: bool = False, cache: Path | None = None
+) -> Read:
+    """Findings of the rules in force; ``follow``: also those in files that the given ones import.
+
+    ``cache``: the folder in which results are kept for the next time (None: nowhere).
+    """
     from amp_audit.static import check as static
 
     def in_force(path: str) -> frozenset[str]:
@@ -117,7 +130,7 @@ def read(files: Gathered, configuration: Configuration, book: Rulebook, *, follo
         own = rulebook.load(settings.rules)
         return frozenset(rule for rule in settings.in_force(path, own) if own[rule].static or not own[rule].runtime)
 
-    result = static.check_files(files, book, static.Options(follow=follow, rules=in_force))
+    result = static.check_files(files, book, static.Options(follow=follow, rules=in_force, cache=cache))
     texts = {path: data.decode("utf-8", "replace") for path, data in files.given.items()}
     return Read(result.findings, result.coverage, files=tuple(files.paths), texts=texts)
 

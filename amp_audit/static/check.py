@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,9 +19,9 @@ from amp_audit.static.loading import lower_all
 from amp_audit.static.position import LoweringError
 from amp_audit.static.project import Project
 from amp_audit.static.raw import RawFinding
-from amp_audit.static.screen import screen
+from amp_audit.static.screen import Screen, screen
 from amp_audit.static.selection import Selection, local_imports, root_of, select
-from amp_audit.static.sources import STDIN, Gathered, Source, Unreadable, decode, gather
+from amp_audit.static.sources import STDIN, Gathered, Source, Unreadable, decode, gather, read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,14 @@ class CheckResult:
 class Options:
     """``excluded`` says which files of a folder to leave out. ``follow``: findings in files that the given ones
     import count too, as in the audit of a program. ``rules``: those in force, be it for each file (None: all).
-    ``prefilter``: skip files that cannot matter; without it the findings are the same and it takes longer."""
+    ``prefilter``: skip files that cannot matter; without it the findings are the same and it takes longer.
+    ``cache``: the folder in which results are kept (None: nowhere)."""
 
     excluded: Callable[[str], bool] = lambda path: False
     follow: bool = False
     rules: frozenset[str] | Callable[[str], frozenset[str]] | None = None
     prefilter: bool = True
+    cache: Path | None = None
 
     def rules_for(self, path: str, book: Rulebook) -> frozenset[str]:
         """The ids of the rules in force for a file."""
@@ -79,9 +82,8 @@ def _check(
     sieve = screen(book)
     outcomes = []
     for root, own in groups.items():
-        selection = select(own, root, sieve, prefilter=options.prefilter, given=given)
-        outcomes.append(_Outcome(selection, book, options))
-        outcomes[-1].run()
+        outcomes.append(_Outcome(own, root, book, options))
+        outcomes[-1].run(sieve, given)
     found = [finding for outcome in outcomes for finding in outcome.findings]
     coverage = Coverage(
         files_checked=sum(outcome.checked for outcome in outcomes),
@@ -108,7 +110,8 @@ def _by_root(files: Sequence[str], searched: Sequence[str]) -> dict[str, list[st
 class _Outcome:
     """The check of one project, while it is made."""
 
-    selection: Selection
+    paths: Sequence[str]
+    root: str
     book: Rulebook
     options: Options
     checked: int = 0
@@ -117,7 +120,59 @@ class _Outcome:
     failed: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
-    def run(self) -> None:
+    selection: Selection = field(init=False)
+
+    def run(self, sieve: Screen, given: Mapping[str, bytes]) -> None:
+        """Check the project, or take what an earlier check found."""
+        if self.options.cache is None or self.options.follow:
+            self._run(sieve, given)
+            return
+        from amp_audit.static import cache
+
+        data = self._contents(given)
+        name = cache.key(self.root, data, self._said())
+        known = cache.load(self.options.cache, name) if data else None
+        if known is not None:
+            self.findings += known.findings
+            self.checked, self.skipped = known.checked, known.skipped
+            self.notes += known.notes
+            return
+        project = self._run(sieve, data)
+        if self.failed or (project is not None and project.read_everything):
+            return
+        looked = cache.Looked(
+            {
+                path: cache.digest(content) if content is not None else ""
+                for path, content in self.selection.looked_into.items()
+            }
+        )
+        for layout in (self.selection.layout, project.layout if project is not None else None):
+            if layout is not None:
+                looked.at(layout)
+        entry = cache.Entry(tuple(self.findings), self.checked, self.skipped, tuple(self.notes))
+        cache.store(self.options.cache, name, entry, looked)
+
+    def _contents(self, given: Mapping[str, bytes]) -> dict[str, bytes]:
+        """The bytes of the files asked for; those that cannot be read are left to the check."""
+        found = {}
+        for path in self.paths:
+            with contextlib.suppress(Unreadable):
+                found[path] = given[path] if path in given else read_bytes(path)
+        return found
+
+    def _said(self) -> list[str]:
+        """All that what is found depends on beside the files, as texts."""
+        folders = {os.path.dirname(os.path.abspath(path)) for path in self.paths}
+        rules = {path: sorted(self.options.rules_for(path, self.book)) for path in self.paths}
+        return [
+            repr(self.options.prefilter),
+            repr(sorted(self.book.rules.items())),
+            repr(rules),
+            repr(sorted((folder, root_of(os.path.join(folder, "file"))) for folder in folders)),
+        ]
+
+    def _run(self, sieve: Screen, given: Mapping[str, bytes]) -> Project | None:
+        self.selection = select(self.paths, self.root, sieve, prefilter=self.options.prefilter, given=given)
         self.skipped = self.selection.skipped
         if self.selection.left_out:
             self.notes.append(
@@ -127,11 +182,12 @@ class _Outcome:
             self._fail(path, error)
         files = {file.source.path: file for file in self._files()}
         if not files:
-            return
+            return None
         project = Project((file.module for file in files.values()), Path(self.selection.root))
         asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
         self.findings += present(self._raw(project), files, asked, self.book, Builder(project).of)
         self.checked = len(asked)
+        return project
 
     def _asked(self, files: dict[str, File]) -> frozenset[str]:
         """The files whose findings are wanted."""

@@ -30,6 +30,13 @@ class Layout:
         self._files: dict[str, bool] = {}
         self._starts: dict[str, tuple[str, ...]] = {}
         self._holds: dict[str, bool] = {}
+        self.listed: dict[str, str] = {}
+        """The listings of the folders that were searched."""
+
+    @property
+    def asked(self) -> dict[str, bool]:
+        """Which absolute paths were found to be files, or none, apart from those given."""
+        return {path: found for path, found in self._files.items() if path not in self._given}
 
     def is_file(self, path: str) -> bool:
         """Whether an absolute path is a file, given or on disk."""
@@ -96,14 +103,11 @@ class Layout:
         return known
 
     def _scan(self, folder: str, depth: int) -> bool:
-        try:
-            with os.scandir(folder) as entries:
-                names = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
-        except OSError:
-            return False
-        if any(name.endswith(".py") and not is_dir for name, is_dir in names):
+        self.listed[folder] = listing(folder)
+        names = self.listed[folder].split("\n")
+        if any(name.endswith(".py") for name in names):
             return True
-        inner = (os.path.join(folder, name) for name, is_dir in names if is_dir)
+        inner = (os.path.join(folder, name[:-1]) for name in names if name.endswith("/"))
         return depth > 1 and any(self._holds_python(each, depth - 1) for each in inner)
 
     def starts(self, path: str) -> tuple[str, ...]:
@@ -197,6 +201,16 @@ class Layout:
                 place = os.path.join(folder, "__init__.py")
                 found[name] = place if found.setdefault(name, place) == place else None
         return found
+
+
+def listing(folder: str) -> str:
+    """The names in a folder that are not hidden, a line each, those of folders with a slash; empty for no folder."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name + "/" * entry.is_dir() for entry in entries if not entry.name.startswith(".")]
+    except OSError:
+        return ""
+    return "\n".join(sorted(names))
 
 
 def _above(path: str) -> Iterator[str]:

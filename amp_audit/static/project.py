@@ -139,6 +139,8 @@ class Project:
         self._found: dict[tuple[str, str], Binding] = {}
         self._open: set[tuple[str, str]] = set()
         self._elsewhere: dict[str, bool] = {}
+        self.read_everything = False
+        """Whether an answer rests on every file below the root."""
         self._mro: dict[tuple[str, int], tuple[ClassRef, ...]] = {}
         self._methods: dict[tuple[str, int], dict[str, tuple[ClassRef, ir.Function]]] = {}
 
@@ -155,6 +157,7 @@ class Project:
         return self._elsewhere[word]
 
     def _unread(self) -> Iterator[bytes]:
+        self.read_everything = True
         try:
             paths = find([self.layout.root])
         except SourceError:

@@ -1,0 +1,185 @@
+"""What the check of a project gave, kept for the next time that nothing has changed.
+
+An entry holds for the same files with the same content, the same rules, settings, working directory, Python and
+amp-audit; and while all that the check looked at beside those files is as it was: files read for context, files that
+were or were not there, folders that were listed. Entries are JSON with a checksum, in the user's own cache folder: what
+lies in a checkout is not trusted. They are written beside and moved into place, so that processes do not meet half of
+one; one that cannot be read, for whatever reason, is no entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from amp_audit import __version__
+from amp_audit.model import (
+    Confidence,
+    Edit,
+    Evidence,
+    Finding,
+    Fix,
+    Location,
+    Related,
+    Severity,
+    Subject,
+    Verdict,
+)
+from amp_audit.static.layout import Layout, listing
+from amp_audit.static.sources import Unreadable, read_bytes
+
+MOST_ENTRIES = 256
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a check gave: its findings, and how many files it read and skipped."""
+
+    findings: tuple[Finding, ...]
+    checked: int
+    skipped: int
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Looked:
+    """What a check looked at beside the files it was given: digests of files, what was a file, listings of folders."""
+
+    context: dict[str, str] = field(default_factory=dict)
+    files: dict[str, bool] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)
+
+    def at(self, layout: Layout) -> None:
+        """Add what a layout has asked the disk."""
+        self.files.update(layout.asked)
+        self.folders.update((folder, digest(entries.encode())) for folder, entries in layout.listed.items())
+
+    def is_unchanged(self) -> bool:
+        """Whether all of it is still so."""
+        return (
+            all(os.path.isfile(path) is was for path, was in self.files.items())
+            and all(digest(listing(folder).encode()) == was for folder, was in self.folders.items())
+            and all(_digest_of(path) == was for path, was in self.context.items())
+        )
+
+
+def folder() -> Path:
+    """Where entries are kept: below the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "amp-audit" / "check"
+
+
+def digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=20).hexdigest()
+
+
+def _digest_of(path: str) -> str:
+    try:
+        return digest(read_bytes(path))
+    except Unreadable:
+        return ""
+
+
+def key(root: str, data: Mapping[str, bytes], said: Sequence[str]) -> str:
+    """The name of the entry for the check of these files; ``said`` is what else was asked for, as texts."""
+    found = hashlib.blake2b(digest_size=20)
+    around = (__version__, _installed(), sys.version, os.getcwd(), root, *said)
+    for text in (*around, *(part for path, content in data.items() for part in (path, digest(content)))):
+        found.update(text.encode("utf-8", "surrogateescape") + b"\0")
+    return found.hexdigest()
+
+
+def _installed() -> str:
+    """What the code of amp-audit itself looks like: a checkout changes without a new version."""
+    here = Path(__file__).resolve().parents[1]
+    found = []
+    for place, folders, names in os.walk(here):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            state = os.stat(os.path.join(place, name))
+            found.append(f"{place}/{name} {state.st_mtime_ns} {state.st_size}")
+    return digest("\n".join(sorted(found)).encode())
+
+
+def load(where: Path, name: str) -> Entry | None:
+    """The entry of this name, if it is there, whole, and still true."""
+    path = where / (name + _SUFFIX)
+    try:
+        checksum, _, text = path.read_text(encoding="ascii").partition("\n")
+        if digest(text.encode("ascii")) != checksum:
+            return None
+        data = json.loads(text)
+        looked = Looked(data["context"], data["files"], data["folders"])
+        if not looked.is_unchanged():
+            return None
+        entry = Entry(
+            tuple(_finding(item) for item in data["findings"]), data["checked"], data["skipped"], tuple(data["notes"])
+        )
+        os.utime(path)  # what is used stays
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return entry
+
+
+def store(where: Path, name: str, entry: Entry, looked: Looked) -> None:
+    """Keep an entry; where that is impossible, nothing happens."""
+    document = {
+        "context": looked.context,
+        "files": looked.files,
+        "folders": looked.folders,
+        "findings": [_plain(finding) for finding in entry.findings],
+        "checked": entry.checked,
+        "skipped": entry.skipped,
+        "notes": list(entry.notes),
+    }
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        text = json.dumps(document)
+        where.mkdir(parents=True, exist_ok=True)
+        handle, half = tempfile.mkstemp(dir=where, suffix=".part")
+        try:
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                file.write(f"{digest(text.encode('ascii'))}\n{text}")
+            os.replace(half, where / (name + _SUFFIX))
+        except OSError:
+            os.unlink(half)
+            raise
+        _forget_old(where)
+
+
+def _forget_old(where: Path) -> None:
+    """Only the entries used last are kept."""
+    with os.scandir(where) as entries:
+        found = sorted((entry.stat().st_mtime_ns, entry.path) for entry in entries)
+    for _, path in found[:-MOST_ENTRIES]:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _plain(finding: Finding) -> dict[str, Any]:
+    return {**asdict(finding), "verdict": finding.verdict.value}
+
+
+def _finding(data: Mapping[str, Any]) -> Finding:
+    place, subject, fix = data["location"], data["subject"], data["fix"]
+    return Finding(
+        **{
+            **data,
+            "severity": Severity(data["severity"]),
+            "confidence": Confidence(data["confidence"]),
+            "verdict": Verdict(data["verdict"]),
+            "location": Location(**place) if place is not None else None,
+            "subject": Subject(**subject) if subject is not None else None,
+            "related": tuple(Related(Location(**item["location"]), item["message"]) for item in data["related"]),
+            "evidence": tuple(Evidence(**{**item, "steps": tuple(item["steps"])}) for item in data["evidence"]),
+            "fix": Fix(**{**fix, "edits": tuple(Edit(**edit) for edit in fix["edits"])}) if fix is not None else None,
+        }
+    )
