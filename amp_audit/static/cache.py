@@ -58,6 +58,10 @@ class Looked:
     files: dict[str, bool] = field(default_factory=dict)
     folders: dict[str, str] = field(default_factory=dict)
 
+    def into(self, contents: Mapping[str, bytes | None]) -> None:
+        """Add files that were read (None: in vain)."""
+        self.context.update((path, digest(data) if data is not None else "") for path, data in contents.items())
+
     def at(self, layout: Layout) -> None:
         """Add what a layout has asked the disk."""
         self.files.update(layout.asked)

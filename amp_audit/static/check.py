@@ -140,12 +140,8 @@ class _Outcome:
         project = self._run(sieve, data)
         if self.failed or (project is not None and project.read_everything):
             return
-        looked = cache.Looked(
-            {
-                path: cache.digest(content) if content is not None else ""
-                for path, content in self.selection.looked_into.items()
-            }
-        )
+        looked = cache.Looked()
+        looked.into(self.selection.looked_into)
         for layout in (self.selection.layout, project.layout if project is not None else None):
             if layout is not None:
                 looked.at(layout)

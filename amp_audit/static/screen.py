@@ -59,12 +59,20 @@ class Screen:
         """Whether a rule could speak in a file with this content."""
         if self.any.search(data) is None:
             return False
-        if _MARK in data:
-            return True  # a comment that silences nothing is a finding too
+        if _MARK in data or not _is_utf8(data):
+            return True  # a comment that silences nothing is a finding too, and so may be what cannot be decoded
         code = _NO_CODE.sub(rb"\1", data)
         if self.strong.search(code) is not None:
             return True
         return self.any.search(code) is not None and self.used.search(code) is not None
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def screen(book: Rulebook) -> Screen:

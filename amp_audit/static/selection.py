@@ -74,8 +74,9 @@ class Selection:
 
     ``checked`` are those asked for that can matter, ``context`` those read for their sake, ``skipped`` the number of
     files asked for that cannot matter, ``failed`` those that could not be read. ``telling`` are the files with a
-    trigger word: of these alone it matters when they are no Python. ``left_out``: not all context is there. ``layout``: where
-    imports were looked for. ``looked_into``: what lay in files that were not asked for (None: they could not be read).
+    trigger word: of these alone it matters when they are no Python. ``left_out``: not all context is there.
+    ``layout``: where imports were looked for. ``looked_into``: what lay in files that were not asked for (None: they
+    could not be read).
     """
 
     root: str
@@ -132,9 +133,8 @@ class _Selector:
         beside: dict[str, bytes | None] = {path: data for path, data in self.data.items() if path not in asked}
         beside.update((path, None) for path in self.failed if path not in failed)
         telling = frozenset(path for path in (*checked, *context) if self._matters(self._key(path)))
-        return Selection(
-            self.root, checked, context, len(given) - len(checked), failed, telling, self.left_out, self.layout, beside
-        )
+        skipped = len(given) - len(checked)
+        return Selection(self.root, checked, context, skipped, failed, telling, self.left_out, self.layout, beside)
 
     def _around(self, given: Sequence[str], alive: Sequence[str]) -> list[str]:
         """Of the other files those that train with the ones alive, and the models that these may build unnamed."""

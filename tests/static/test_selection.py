@@ -92,6 +92,7 @@ def test_nothing_is_read_where_nothing_matters(tmp_path: Path) -> None:
         (b'def f():\n    """Under autocast."""\n', False),
         (b'x = """# autocast"""', True),
         (b"# amp-audit: ignore[AMP202]", True),
+        (b"# autocast\n'\xff'", True),
         (b"HALF = {torch.float16, torch.bfloat16}", False),
         (b"if x.dtype in (torch.half, torch.float16):", False),
         (b"if x.dtype == torch.float16:", False),
