@@ -457,6 +457,12 @@ def _clip(state: State, event: Event, facts: dict[str, object]) -> State:
     return _change(state, seen, lambda held: replace(held, clipped=held.value == "none"))
 
 
+def _pickle(state: State, event: Event, facts: dict[str, object]) -> State:
+    phases = [phase for key, phase in state.phases if _of(key, event.scaler)]
+    facts["midway"] = any(phase in ("unscaled", "stepped") for phase in phases)
+    return state
+
+
 def _hook(state: State, event: Event, facts: dict[str, object]) -> State:
     facts["proportional"] = event.proportional
     return state
@@ -574,6 +580,7 @@ _HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
     Kind.GRAD_READ: _touch,
     Kind.GRAD_WRITE: _grad_write,
     Kind.HOOK: _hook,
+    Kind.PICKLE: _pickle,
     Kind.STEP: _step,
     Kind.UPDATE: _update,
     Kind.SCHEDULER_STEP: _follow_step,

@@ -134,7 +134,7 @@ class Caller(Evaluator):
         self.followed.add((func.module.path, function.at))
         env = dict(_live_env(func, world))
         self._bind_parameters(func, env, args, named, world)
-        world.frames.append(Frame(func.module, function, env, func.cls))
+        world.frames.append(Frame(func.module, function, env, func.cls, calls=(*world.frame.calls, at)))
         entered = self._decorators_enter(function, world)
         stamp = world.stamp
         depth = len(world.frames)
@@ -199,7 +199,7 @@ class Caller(Evaluator):
         special = self.effects.special_class(ref, node, args, named, world)
         if special is not None:
             return special
-        identity = (world.frame.module.path, node.at, world.stamp)
+        identity = world.identity(node.at)
         instance = Instance(identity, ref, self.project.is_subclass(ref, "torch.nn.Module"))
         return [(instance, after) for after in self.initialise(instance, node.at, args, named, world)]
 

@@ -20,6 +20,7 @@ CALLED = frozenset(
         "dispatch_clip_grad",
         "scale_loss",
         "manual_backward",
+        "register_comm_hook",
     }
 )
 """Calls that make an event whatever else is there."""

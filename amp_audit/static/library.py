@@ -22,6 +22,7 @@ from amp_audit.static.lineage import (
     together,
 )
 from amp_audit.static.methods import Methods
+from amp_audit.static.ranks import REPLICATED
 from amp_audit.static.traverse import names_in
 from amp_audit.static.values import (
     NONE,
@@ -144,10 +145,16 @@ class Library(Methods):
         short_name = name.rpartition(".")[2]
         if name in SHARDING:
             return [(self._shard(args, named, world), world)]
+        if name == "threading.Thread":
+            self.threaded(name, short_name, args, named, node.at, world)
+        if name in ("copy.deepcopy", "pickle.dump", "pickle.dumps") and args:
+            self.pickled(args[0], node.at, world)
         if WRAPPERS.search(name):
             given = args[0] if args else named.get("module", named.get("model"))
             if isinstance(given, Instance) and short_name == "compile":  # its graph casts the weights by itself
                 world.heap[(given.id, UNCACHED)] = Literal.of(True)
+            if short_name in ("DistributedDataParallel", "DDP") and isinstance(given, (Instance, Symbol)):
+                world.heap[(given.id if isinstance(given, Instance) else given.key, REPLICATED)] = Literal.of(True)
             if isinstance(given, (Instance, Symbol, Func, Method)):
                 return [(given, world)]
         if name in ("copy.deepcopy", "copy.copy") and args and isinstance(args[0], Instance):
@@ -164,7 +171,7 @@ class Library(Methods):
         if name in ("contextlib.nullcontext", "contextlib.suppress", "contextlib.ExitStack"):
             return [(External(name), world)]
         if builds_model(name):
-            return [(Instance((world.frame.module.path, node.at, world.stamp), None, True), world)]
+            return [(Instance(world.identity(node.at), None, True), world)]
         return [(self.result(External(name), node, args, named, world), world)]
 
     def _shard(self, args: list[Value], named: dict[str, Value], world: World) -> Value:
@@ -217,7 +224,7 @@ class Library(Methods):
         if dtype is not None:  # wrong whatever the setting happens to be
             enabled = Condition(f"bfloat16 at {node.at}")
         for live, after in split(world, enabled if enabled is not None else Literal.of(True)):
-            scaler = Scaler((*site, after.stamp), live, sharded=sharded)
+            scaler = Scaler(after.identity(node.at), live, sharded=sharded)
             if live:
                 self.walker.emit(after, Event(Kind.SCALER_NEW, scaler=scaler.id, site=site, dtype=dtype), node.at)
             results.append((scaler, after))
@@ -247,7 +254,7 @@ class Library(Methods):
     def _new_optimizer(
         self, node: ir.Call, args: list[Value], named: dict[str, Value], world: World, closure: bool
     ) -> Optimizer:
-        identity = (world.frame.module.path, node.at, world.stamp)
+        identity = world.identity(node.at)
         given = args[0] if args else named.get("params", NONE)
         owners = owners_of(given)
         groups = [item for item in inside(given) if isinstance(item, Parameters)]

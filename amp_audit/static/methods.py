@@ -10,7 +10,7 @@ from amp_audit.events import Event, Kind, Via
 from amp_audit.protocol import LOW_PRECISION, get, region_dtype
 from amp_audit.static import ir
 from amp_audit.static.algebra import combine, descaled
-from amp_audit.static.byhand import ByHand, is_gradient, is_weights
+from amp_audit.static.byhand import is_gradient, is_weights
 from amp_audit.static.contexts import place_of
 from amp_audit.static.ducks import OWNING, SCALER_NAME, is_average, tail, tail_of
 from amp_audit.static.hot import is_scheduler
@@ -25,6 +25,7 @@ from amp_audit.static.lineage import (
     together,
     with_children,
 )
+from amp_audit.static.ranks import Ranks
 from amp_audit.static.values import (
     NONE,
     Condition,
@@ -61,7 +62,7 @@ _OPERATORS = {"div": "/", "div_": "/", "true_divide": "/", "mul": "*", "mul_": "
 SAME = frozenset({"to", "cuda", "cpu", "train", "eval", "requires_grad_", "half", "float", "bfloat16", "double", "xpu"})
 
 
-class Methods(ByHand):
+class Methods(Ranks):
     """Turns method calls into events and values."""
 
     def _method(
@@ -239,8 +240,12 @@ class Methods(ByHand):
         named: dict[str, Value],
         world: World,
     ) -> Results:
+        if name == "register_comm_hook":
+            self.comm_hook([*args, *named.values()], node.at, world)
         if name in OWNING:
-            return [(Parameters(frozenset(with_children(owner, world))), world)]
+            # What two calls with the same arguments give may be two models or one.
+            perhaps = isinstance(value, Symbol) and not value.param
+            return [(Parameters(frozenset(with_children(owner, world)), perhaps), world)]
         if name in SAME:
             self._changed(owner, name, args, named, world)
             return [(value, world)]
@@ -325,6 +330,9 @@ class Methods(ByHand):
             return self._duck_scaler(base, name, node, args, named, world)
         if name in ("step", "zero_grad", "state_dict") and self.is_optimizer(base, world):
             return self._optimizer(base.key, name, node, args, named, world)
+        self.threaded(f"{base.key} {base.text}", name, args, named, node.at, world)
+        if name == "register_comm_hook":
+            self.comm_hook([*args, *named.values()], node.at, world)
         if is_average(tail(base), name):
             self.walker.emit(world, Event(Kind.AVERAGE), node.at)
             return [(NONE, world)]
@@ -389,12 +397,18 @@ class Methods(ByHand):
         return [(self.result(callee, node, args, named, world), world)]
 
     def _save(self, value: Value, node: ir.Call, world: World) -> None:
+        self.pickled(value, node.at, world)
         found = {item.of for item in inside(value) if isinstance(item, StateDict)}
         if any(isinstance(item, Table) and item.open for item in inside(value)):
             found.add("unknown")
         if any(isinstance(item, (Symbol, Scaler)) and SCALER_NAME.search(tail_of(item)) for item in inside(value)):
             found.add("scaler")
         self.walker.emit(world, Event(Kind.SAVE, contents=frozenset(found)), node.at)
+
+    def pickled(self, value: Value, at: int, world: World) -> None:
+        """Something is pickled or copied: scalers themselves, perhaps, and not their state."""
+        for scaler in {item.id for item in inside(value) if isinstance(item, Scaler) and item.enabled}:
+            self.walker.emit(world, Event(Kind.PICKLE, scaler=scaler), at)
 
     def _state_dict(self, name: str, of: str) -> Value | None:
         return StateDict(of) if name == "state_dict" else None

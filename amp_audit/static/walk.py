@@ -101,6 +101,7 @@ class Walker(Caller):
         flow.returned += results
 
     def _continue(self, statement: ir.Continue, world: World, flow: Flow) -> None:
+        self.effects.left_out(self._tests[-1] if self._tests else None, statement.at, world)
         world.left = ((world.frame.module.path, statement.at), world.trail)
         flow.continued.append(world)
 

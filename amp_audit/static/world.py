@@ -74,9 +74,10 @@ class Frame:
     env: dict[str, Value] = field(default_factory=dict)
     cls: ClassRef | None = None
     shared: dict[str, str] = field(default_factory=dict)
+    calls: tuple[int, ...] = ()
 
     def copy(self) -> Frame:
-        return Frame(self.module, self.function, dict(self.env), self.cls, dict(self.shared))
+        return Frame(self.module, self.function, dict(self.env), self.cls, dict(self.shared), self.calls)
 
 
 @dataclass(slots=True)
@@ -111,6 +112,10 @@ class World:
     @property
     def frame(self) -> Frame:
         return self.frames[-1]
+
+    def identity(self, at: int) -> Hashable:
+        """What is built here, told from what the same code builds in another round or for another caller."""
+        return (self.frame.module.path, at, self.stamp, self.frame.calls)
 
     @property
     def env(self) -> dict[str, Value]:

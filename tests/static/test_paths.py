@@ -658,3 +658,44 @@ for x, y in loader:
     assert "AMP211" not in rules(source)
     early = in_loop(STEP, UPDATE).replace("    scaler.scale", f"    {CLIP}\n    scaler.scale")
     assert found(early) == {("AMP211", "main", line(early, "clip_grad_norm_"))}
+
+
+FACTORY = """
+import torch
+from torch import nn
+
+
+def build():
+    model = nn.Linear(4, 4)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def make():
+    return nn.Linear(4, 4)
+
+
+def main(x):
+    {built}
+    scaler = torch.amp.GradScaler("cuda")
+    with torch.autocast("cuda"):
+        loss = one(x).mean() + two(x).mean()
+    scaler.scale(loss).backward()
+    scaler.step(first)
+    scaler.step(second)
+    scaler.update()
+"""
+OPTIMIZERS = "first, second = torch.optim.SGD(one.parameters(), 0.1), torch.optim.SGD(two.parameters(), 0.1)"
+
+
+@pytest.mark.parametrize(
+    ("built", "expected"),
+    [
+        ("(one, first), (two, second) = build(), build()", set()),
+        (f"one, two = make(), make(); {OPTIMIZERS}", set()),
+        (f"one = two = nn.Linear(4, 4); {OPTIMIZERS}", {"AMP221"}),
+    ],
+)
+def test_what_a_factory_builds_for_two_callers_are_two_things(built: str, expected: set[str]) -> None:
+    text = FACTORY.replace("{built}", built)
+    raw, _ = paths.find(Project([lowering.lower("/project/main.py", text)], Path("/project")), rulebook.load())
+    assert {found.rule.id for found in raw} == expected
