@@ -5,7 +5,8 @@ What a detector may ask for, all of which must hold:
 ``inputs``    the dtypes in which the op computes, after what its region does to it
 ``takes``     conditions on its tensors, each met by another one: ``dtype``; ``origin`` (region, cast, model, weights);
               ``last``, the op that computed it; ``foreign``, of the half type that the region does not have;
-              ``first``, the one that is written to or comes first
+              ``first``, the one that is written to or comes first; ``upcast``, of
+              what was low; ``counted``, computed from ``arange``
 ``lacks``     dtypes that none of its tensors may have
 ``constant``  a number it is given: ``argument`` (names), and what ``_constant_fits`` knows
 ``region``    ``live``, ``disabled``, ``policy`` (the op list it is on), ``dtype``
@@ -162,6 +163,10 @@ def _tensor_fits(tensor: Tensor, wanted: Mapping[str, object], use: Use) -> bool
         if key == "origin" and tensor.origin not in values:
             return False
         if key == "last" and tensor.last not in values:
+            return False
+        if key == "upcast" and bool(tensor.by) is not value:
+            return False
+        if key == "counted" and tensor.counted is not value:
             return False
         if key == "first" and (tensor is use.tensors[0]) is not value:
             return False

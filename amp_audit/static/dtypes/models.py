@@ -105,6 +105,8 @@ _BORN_IN_BFLOAT16 = re.compile(
     r"(^|[/_-])(flan-?t5|u?mt5|byt5|t5|longt5|t0|ul2|pegasus|gemma)([-_.\d]|$)", re.IGNORECASE
 )
 """Names of pretrained models whose activations go beyond float16, being trained in bfloat16 on TPUs."""
+_HALF_PROOF = re.compile(r"t5|t0|ul2", re.IGNORECASE)
+"""Those whose loader keeps the overflowing weights in float32, which autocast undoes."""
 _VECTORS = surface.REDUCTIONS | surface.LOSSES
 """Ops that give a vector where they do not give a number."""
 _TELLING = frozenset({"parameters", "named_parameters", "train", "eval", "zero_grad"})
@@ -374,7 +376,7 @@ class Models(Operations):
             return
         self.born_in_bfloat16[self.path, at] = (name, (self.path, at))
         told = told_dtype(named) or told_dtype({"dtype": named["torch_dtype"]} if "torch_dtype" in named else {})
-        if told is not None:
+        if told is not None and not _HALF_PROOF.search(name):
             self.notice_pretrained(name, (self.path, at), told.dtypes)
 
     def _managed(self, args: Sequence[Value], named: Named) -> None:

@@ -350,10 +350,10 @@ class Operations(abc.ABC):
     def _cast_tensor(self, base: Tensor, target: DType, name: str, at: int) -> Tensor:
         """``base`` in another dtype. What it is filled with goes along, as ``value`` of the op ``to``.
 
-        A cast to the dtype of another tensor is made to fit it, not to be more precise, unless it is one of integers.
+        A cast to the dtype of another tensor is made to fit it, not to be more precise, unless it is one of positions.
         """
         low = bool(target.dtypes & HALVES)
-        fitted = target.borrowed and base.dtypes != {"int"}
+        fitted = target.borrowed and not base.counted
         by = f".{name}()" if low else base.by if base.low else ""
         origin: Origin = "cast" if low or (base.dtypes != target.dtypes and not fitted) else ""
         numbers = (("value", base.filled),) if base.filled is not None else ()
