@@ -16,9 +16,9 @@ import amp_audit.trace  # noqa: F401
 
 if TYPE_CHECKING:
     from amp_audit.report import Report
-    from amp_audit.runtime.context import Traced
     from amp_audit.settings import Configuration, Settings
     from amp_audit.trace.schema import Trace
+    from amp_audit.tracing import Traced
 
 __version__ = "0.1.0"
 __all__ = ["audit", "check", "load_trace", "trace"]
@@ -56,19 +56,21 @@ def trace(
     deep: str | int = "default",
     steps: int | None = None,
 ) -> AbstractContextManager[Traced]:
-    """Record the training steps of this process while the context is open; it yields where (``.folder``). Needs torch.
+    """Record the training steps of this process while the context is open. Needs torch.
+
+    It yields the recording: ``.findings``, ``.report()``, ``.traces``, ``.folder``.
 
     What was built before the context is known by its first use; given here, it has its name from the first step on.
     ``sample``: ``"default"``, ``"all"`` or N (every Nth step); ``deep``: which of the recorded ones run
     their operators again in float32: ``"default"``, ``"all"``, ``"none"`` or N; ``steps``: no more than so many.
     Raises RuntimeError while another recording is open.
     """
-    from amp_audit import supervisor
+    from amp_audit import supervisor, tracing
     from amp_audit.runtime import context
     from amp_audit.trace import ranks
 
     folder = supervisor.trace_folder(supervisor.Recording(), ranks.member())
-    return context.trace(folder, model, optimizer, scaler, str(sample), str(deep), steps)
+    return tracing.opened(context.trace(folder, model, optimizer, scaler, str(sample), str(deep), steps))
 
 
 def load_trace(folder: str | Path) -> Sequence[Trace]:

@@ -88,6 +88,15 @@ def record(target: Target, recording: Recording) -> Recorded:
     return Recorded(message, Exit.PROGRAM_FAILED if outcome.failed else Exit.CLEAN)
 
 
+def doctor(as_json: bool) -> list[str]:
+    """What this machine and this torch can do, line by line. Raises TargetError without torch."""
+    _need_torch()
+    from amp_audit.runtime import doctor
+
+    found = doctor.examine()
+    return [json.dumps(found, indent=2)] if as_json else doctor.lines(found)
+
+
 def report(folders: Sequence[Path], configuration: Configuration) -> Report:
     """What traces say, those of all folders as one run. Raises TraceError for a folder that is no trace."""
     book = load_rules(configuration)

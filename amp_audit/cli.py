@@ -28,6 +28,7 @@ usage: amp-audit [OPTIONS] TRAIN.py [ARGS...]       read it, run it, one report
        amp-audit report [OPTIONS] TRACE...          show traces, ranks merged
        amp-audit explain RULE                       what a rule is about
        amp-audit rules                              all rules, one line each
+       amp-audit doctor [--json]                    what this machine and torch can do
 """
 
 ABOUT = """\
@@ -265,12 +266,26 @@ def _rules(words: list[str]) -> int:
     return 0
 
 
+def _doctor(words: list[str]) -> int:
+    parser = _Parser("doctor")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(words)
+    if options.help:
+        return _help(parser, "usage: amp-audit doctor [--json]\n", "What this machine and this torch can do.\n")
+    from amp_audit import auditing
+
+    for line in auditing.doctor(options.json):
+        print(line)
+    return 0
+
+
 COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     "check": _check,
     "run": _run,
     "report": _report,
     "explain": _explain,
     "rules": _rules,
+    "doctor": _doctor,
 }
 """Words with a meaning of their own, in first position only: a script named ``check`` is ``./check``."""
 

@@ -81,3 +81,35 @@ def test_trace_passes_an_exception_on_and_says_how_it_ended() -> None:
         raise KeyError("mine")
     (trace,) = amp_audit.load_trace(traced.folder)
     assert trace.end is not None and trace.end.reason == "failed"
+
+
+def test_a_recording_tells_its_findings_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with amp_audit.trace(model, optimizer, scaler, deep="all") as recording:
+        for step in range(3):
+            if step == 2:
+                open_findings = recording.findings
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = model(torch.ones(3, 4)).float().square().mean()
+            scaler.scale(loss).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+    assert [one.rule for one in open_findings] == [one.rule for one in recording.findings] == ["AMP202"]
+    assert all(step.deep for trace in recording.traces for step in trace.steps)
+    report = recording.report()
+    assert report.summary is not None and report.summary.steps == 3
+    assert "AMP202" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="unknown format"):
+        recording.report(form="xml")
+
+
+def test_a_recording_of_nothing_has_no_findings() -> None:
+    pytest.importorskip("torch")
+    with amp_audit.trace() as recording:
+        pass
+    assert recording.findings == ()
