@@ -11,6 +11,7 @@ from amp_audit.static.fixes.draft import Draft, Unfixable, fix
 from amp_audit.static.gates import is_gated
 from amp_audit.static.names import Bound, Imported
 from amp_audit.static.origins import Where
+from amp_audit.static.project import Scope
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.signatures import SIGNATURES
 from amp_audit.static.sites import Site, inside
@@ -42,17 +43,16 @@ def deprecated(raw: RawFinding, draft: Draft) -> Fix:
     if name not in _MOVED:
         raise Unfixable("no replacement that takes the same arguments")
     root, path = _chain(site.call.func)
-    imported = _import_of(root, site.where, draft)
-    if imported is None or imported[1] == "torch":
-        if path[-3:-1] not in (["cuda", "amp"], ["cpu", "amp"]) or path[0] != "torch":
-            raise Unfixable("the name does not come from an import")
-        return _moved_in_place(site, name, draft)
+    if draft.project.qualified(draft.module, ir.Name(0, root), site.where.scope) == "torch":
+        if len(path) != 4:
+            raise Unfixable("spelled in an unusual way")
+        return _moved_in_place(site, name, root, draft)
     try:
-        return _moved_together(root, imported, draft)
+        return _moved_together(root, _import_of(root, site.where, draft), draft)
     except Unfixable:
-        if not draft.has_name("torch", site.where):
+        if not draft.has_name("torch", site.where) or not _is_imported(root, site.where, draft):
             raise
-        return _moved_in_place(site, name, draft)
+        return _moved_in_place(site, name, "torch", draft)
 
 
 def _name(site: Site, draft: Draft) -> str:
@@ -74,12 +74,15 @@ def _quoted(word: str, draft: Draft) -> str:
     return f"{draft.quote}{word}{draft.quote}"
 
 
-def _moved_in_place(site: Site, name: str, draft: Draft) -> Fix:
-    """``torch.cuda.amp.autocast(flag)`` -> ``torch.amp.autocast("cuda", enabled=flag)``, whatever was imported."""
+def _moved_in_place(site: Site, name: str, torch: str, draft: Draft) -> Fix:
+    """``torch.cuda.amp.autocast(flag)`` -> ``torch.amp.autocast("cuda", enabled=flag)``, whatever was imported.
+
+    ``torch`` is what the library is called there.
+    """
     _, word = _MOVED[name]
     edits = _arguments(site, name, draft)
     func = draft.position(site.call.func.at)
-    place = draft.edit(func.line, func.column, func.end_line, func.end_column, f"torch.amp.{word}")
+    place = draft.edit(func.line, func.column, func.end_line, func.end_column, f"{torch}.amp.{word}")
     return fix(True, _told(word), *_merged(place, edits))
 
 
@@ -130,23 +133,30 @@ def _chain(func: ir.Expr) -> tuple[str, list[str]]:
     return func.id, [func.id, *reversed(words)]
 
 
-def _import_of(name: str, where: Where, draft: Draft) -> tuple[ir.Import, str] | None:
-    """The only import that binds a name seen from a place, and its target; None where something else does."""
+def _bound(name: str, where: Where, draft: Draft) -> tuple[Scope | None, list[Bound]]:
+    """What binds a name seen from a place, and the function that it does so in."""
     scope = where.scope
     while scope is not None and name not in scope.names.bound:
         scope = scope.outer
     names = scope.names if scope is not None else draft.project.names(draft.module)
-    bound: list[Bound] = names.bound.get(name, [])
-    targets = [each.source.target for each in bound if isinstance(each.source, Imported)]
-    if len(bound) != 1 or len(targets) != 1:
-        if bound and set(targets) == {"torch"} and len(targets) == len(bound):
-            return ir.Import(0, ((name, "torch"),)), "torch"
-        raise Unfixable("the name is bound in several ways")
-    body = scope.function.body if scope is not None else draft.module.body
-    for node in statements(body):
-        if isinstance(node, ir.Import) and (name, targets[0]) in node.bindings:
-            return node, targets[0]
-    return None
+    return scope, names.bound.get(name, [])
+
+
+def _is_imported(name: str, where: Where, draft: Draft) -> bool:
+    """Whether only imports bind a name, star imports among them."""
+    return all(isinstance(each.source, Imported) for each in _bound(name, where, draft)[1])
+
+
+def _import_of(name: str, where: Where, draft: Draft) -> tuple[ir.Import, str]:
+    """The only import that binds a name seen from a place, and its target. Raises Unfixable where there is none."""
+    scope, bound = _bound(name, where, draft)
+    source = bound[0].source if len(bound) == 1 else None
+    if not isinstance(source, Imported):
+        raise Unfixable("the name is no import's, or several bind it")
+    for node in statements(scope.function.body if scope is not None else draft.module.body):
+        if isinstance(node, ir.Import) and (name, source.target) in node.bindings:
+            return node, source.target
+    raise Unfixable("the import is out of sight")
 
 
 def _moved_together(root: str, imported: tuple[ir.Import, str], draft: Draft) -> Fix:

@@ -83,6 +83,15 @@ def test_the_new_names_get_what_the_old_ones_got(
     assert printed(after) == printed(before) and "Error" not in printed(after)
 
 
+def test_torch_by_another_name_and_from_a_star_import(tmp_path: Path) -> None:
+    (tmp_path / "common.py").write_text("import torch\n")
+    before = (
+        "import torch as th\nfrom common import *\n\na = th.cpu.amp.GradScaler()\nb = torch.cpu.amp.GradScaler(2.0)\n"
+    )
+    after = mended(tmp_path, before)
+    assert 'a = th.amp.GradScaler("cpu")\nb = torch.amp.GradScaler("cpu", init_scale=2.0)\n' in after
+
+
 def test_getters_and_setters(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     before = textwrap.dedent("""\
@@ -136,7 +145,6 @@ def test_decorators_of_functions(tmp_path: Path) -> None:
         "s = torch.amp.GradScaler('cuda') if hasattr(torch.amp, 'GradScaler') else torch.cuda.amp.GradScaler()\n",
         # what is meant is not known
         "def f(args):\n    return torch.cuda.amp.GradScaler(*args)\n",
-        "from torch.cuda.amp import *\nwith autocast():\n    pass\n",
         "region = torch.cuda.amp.autocast\nwith region():\n    pass\n",
         "@torch.cuda.amp.autocast\ndef f(x):\n    return x\n",
         "def f(flag):\n    return torch.amp.GradScaler(flag, 2.0)\n",
