@@ -35,7 +35,6 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "torch.autograd.set_detect_anomaly": ("mode", "check_nan"),
     "torch.autograd.detect_anomaly": ("check_nan",),
     "torch.nn.utils.clip_grad_norm_": ("parameters", "max_norm", "norm_type", "error_if_nonfinite", "foreach"),
-    "torch.distributed.fsdp.MixedPrecision": ("param_dtype", "reduce_dtype", "buffer_dtype"),
     "torch.set_float32_matmul_precision": ("precision",),
 }
 """``step`` takes ``*args``; the first of them is the optimizer's closure."""
