@@ -181,7 +181,9 @@ class _Outcome:
             return None
         project = Project((file.module for file in files.values()), Path(self.selection.root))
         asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
-        self.findings += present(self._raw(project), files, asked, self.book, Builder(project).of)
+        builder = Builder(project)
+        self.findings += present(self._raw(project), files, asked, self.book, builder.of)
+        self.notes += builder.notes
         self.checked = len(asked)
         return project
 

@@ -32,9 +32,10 @@ _REPAIRS: Mapping[str, Callable[[RawFinding, Draft], Fix]] = {
 
 
 class Builder:
-    """Makes the repairs of one project's findings."""
+    """Makes the repairs of one project's findings; ``notes`` are the errors of its own."""
 
     def __init__(self, project: Project) -> None:
+        self.notes: list[str] = []
         self._project = project
         self._origins = Origins(project)
         self._drafts: dict[str, Draft] = {}
@@ -50,6 +51,9 @@ class Builder:
         try:
             found = repair(raw, self._drafts[path])
         except Unfixable:
+            return None
+        except Exception as error:  # a repair that cannot be built must not cost the finding
+            self.notes.append(f"{path}: internal error in the repair of {raw.rule.id}: {type(error).__name__}: {error}")
             return None
         return found if not _overlap(found.edits) else None
 
