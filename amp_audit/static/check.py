@@ -184,7 +184,7 @@ class _Outcome:
         builder = Builder(project)
         self.findings += present(self._raw(project), files, asked, self.book, builder.of)
         self.notes += builder.notes
-        self.checked = len(asked)
+        self.checked = len(asked.keys() - self.failed)
         return project
 
     def _asked(self, files: dict[str, File]) -> frozenset[str]:
