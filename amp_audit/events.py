@@ -97,6 +97,7 @@ class Event:
     of an iteration those that had not come true in it. Only the code knows them.
     ``sometimes`` says of a zero_grad that it depends on something that changes from iteration to iteration, of a
     scheduler's step that it depends on whether the optimizer stepped. ``loops`` are the loops around.
+    ``frozen`` says of a scaler's step that the parameters require no gradients.
     ``sharded`` says that the parameters concerned are FSDP's shards, and of a scaler's step that the scaler does not
     know. ``whole`` says of an optimizer that it has all parameters of its owners.
     ``read`` names, for a reading of the scale and for a division by it, where the scale was read.
@@ -125,6 +126,7 @@ class Event:
     boundaries: frozenset[Boundary] = frozenset()
     sometimes: bool = False
     read: Id | None = None
+    frozen: bool = False
     sharded: bool = False
     whole: bool = False
     loops: tuple[Id, ...] = ()

@@ -93,6 +93,7 @@ def advance(state: State, event: Event) -> tuple[State, Facts]:
         "region_dtype": region_dtype(state),
         "skipped": event.skipped,
         "sharded": event.sharded,
+        "frozen": event.frozen,
     }
     handler = _HANDLERS.get(event.kind)
     after = handler(state, event, facts) if handler else state

@@ -167,11 +167,13 @@ class Methods(Ranks):
         world: World,
     ) -> Results:
         optimizer = self._optimizer_id(target)
-        sharded = enabled and not knows and are_sharded(get(world.state.links, optimizer), world)
+        owners = get(world.state.links, optimizer) or ()
+        sharded = enabled and not knows and are_sharded(owners, world)
+        frozen = bool(owners) and all(world.heap.get((owner, FROZEN)) == Literal.of(True) for owner in owners)
         if isinstance(target, Instance) and target.cls is not None and not enabled:
             return self._follow_step(target, node, args[1:], named, world)
         closure = args[1] if len(args) > 1 else named.get("closure")
-        event = Event(Kind.STEP, scaler=scaler, optimizer=optimizer, via=Via.SCALER, sharded=sharded)
+        event = Event(Kind.STEP, scaler=scaler, optimizer=optimizer, via=Via.SCALER, sharded=sharded, frozen=frozen)
         if not enabled:
             event = replace(event, scaler=None, via=Via.PLAIN)
         return self._step_with(closure, args[2:], event, node, world)
