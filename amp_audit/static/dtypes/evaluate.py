@@ -343,7 +343,7 @@ class Evaluation(Models):
             return join(left, right)
         if _is_number(left) and _is_number(right):
             return NUMBER
-        tensors = [side for side in (left, right) if isinstance(side, (Tensor, Either))]
+        tensors = [side for side in (left, right) if isinstance(side, (Tensor, Either)) or _is_output(side)]
         unknown = [side for side in (left, right) if isinstance(side, Opaque) and not side.number]
         name = ARITHMETIC.get(op)
         factor = next((side for side in (left, right) if isinstance(side, Const) and unknown and op == "*"), None)
@@ -550,6 +550,10 @@ def extended(before: Items | Many, added: Value) -> Value:
     if isinstance(before, Items) and not before.items:
         return added if isinstance(added, (Items, Many)) else Many(element(added))
     return Many(join(element(before), element(added)))
+
+
+def _is_output(value: Value) -> bool:
+    return isinstance(value, Opaque) and value.origin == "model"
 
 
 def _is_number(value: Value) -> bool:

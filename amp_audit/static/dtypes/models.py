@@ -467,7 +467,7 @@ class Models(Operations):
             return optimizer
         for key, casts in self.casts.items():
             if any(self.inside(key, owner) for owner in params.of):
-                for cast in casts:
+                for cast in sorted(casts, key=lambda one: one.place):
                     self.record.trainings[Training(cast, (self.path, at), eps=self.eps.get(optimizer.id))] = None
         return optimizer
 

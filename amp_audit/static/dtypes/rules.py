@@ -51,13 +51,16 @@ def _settled(found: list[RawFinding]) -> Iterator[RawFinding]:
         by_place.setdefault((finding.path, finding.at), []).append(finding)
     for group in by_place.values():
         beaten: dict[str, list[RawStep]] = {}
+        kept = []
         for loser in group:
             winner = next((one for one in group if one.rule.id in loser.rule.yields_to and _as_sure(one, loser)), None)
-            if winner is not None:
+            if winner is None:
+                kept.append(loser)
+            else:
                 step = RawStep(loser.path, loser.at, loser.rule.summary, loser.rule.id)
                 beaten.setdefault(winner.rule.id, []).append(step)
-            else:
-                yield replace(loser, related=(*loser.related, *beaten.get(loser.rule.id, ())))
+        for one in kept:
+            yield replace(one, related=(*one.related, *beaten.get(one.rule.id, ())))
 
 
 def _as_sure(winner: RawFinding, loser: RawFinding) -> bool:

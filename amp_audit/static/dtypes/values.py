@@ -255,11 +255,17 @@ class Optimizer:
     id: Hashable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Either:
-    """One of a few values, from different paths."""
+    """One of a few values, from different paths, in the order in which they were met; the order makes no difference."""
 
-    options: frozenset[Value]
+    options: tuple[Value, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Either) and {*self.options} == {*other.options}
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.options))
 
 
 Value: TypeAlias = (
@@ -342,7 +348,7 @@ def _either(one: Value, two: Value) -> Value:
     if len(tensors) > 1:
         whole = reduce(join, tensors)
         merged = [whole, *(value for value in merged if not isinstance(value, Tensor))]
-    return merged[0] if len(merged) == 1 else Either(frozenset(merged)) if len(merged) <= _MAX_OPTIONS else NOTHING
+    return merged[0] if len(merged) == 1 else Either(tuple(merged)) if len(merged) <= _MAX_OPTIONS else NOTHING
 
 
 def element(value: Value) -> Value:

@@ -31,6 +31,7 @@ LOOP = """
     "body",
     [
         "with torch.autocast('cuda'):\n    out = model(x)\nloss = F.cross_entropy(out, y)  # AMP309",
+        "with torch.autocast('cuda'):\n    out = model(x)\nloss = F.cross_entropy(out / 0.1 + 1, y)  # AMP309",
         "with torch.autocast('cuda'):\n    out = model.module(x)['logits']\nloss = F.cross_entropy(out, y)  # AMP309",
         "with torch.autocast('cuda'):\n    out, _ = model.infer(x)\n"
         "loss = F.nll_loss(out.log_softmax(-1), y)  # AMP309",
