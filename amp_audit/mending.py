@@ -45,7 +45,8 @@ def mend(paths: Sequence[Path], configuration: Configuration, scope: Scope | Non
     A repair after which its file has as many findings as before is taken back. Raises TargetError when a path does not
     exist or nothing there is Python, SettingsError as ``check`` does.
     """
-    work = _Work(lambda contents: reading.check(paths, configuration, scope, contents), unsafe)
+    whole = replace(scope or Scope(), cache=False, thorough=True)
+    work = _Work(lambda contents: reading.check(paths, configuration, whole, contents), unsafe)
     for _ in range(MAX_ROUNDS):
         if not work.round():
             break

@@ -38,7 +38,7 @@ class Scope:
 
     ``force_exclude``: ``exclude`` holds for files given by name too. ``diff``: only what concerns lines changed since
     this commit. ``write_baseline``: every finding becomes a known one, in this file. ``cache``: what was found before
-    holds while nothing has changed.
+    holds while nothing has changed. ``thorough``: look through the whole project for what a repair could break.
     """
 
     stdin_name: str | None = None
@@ -46,6 +46,7 @@ class Scope:
     diff: str | None = None
     write_baseline: Path | None = None
     cache: bool = True
+    thorough: bool = False
 
 
 def load_rules(configuration: Configuration, files: Iterable[str] = ()) -> Rulebook:
@@ -89,7 +90,7 @@ def check(
     if contents:
         files = replace(files, given={**files.given, **contents})
     book = load_rules(configuration, files.paths)
-    known = read(files, configuration, book, cache=_cache() if wanted.cache else None)
+    known = read(files, configuration, book, cache=_cache() if wanted.cache else None, thorough=wanted.thorough)
     report = assemble("check", " ".join(map(str, paths)), known, configuration, book, Severity.WARNING)
     return ratchet.apply(report, known, configuration, changes, wanted.write_baseline)
 
@@ -116,11 +117,17 @@ def gather(paths: Sequence[Path], configuration: Configuration, scope: Scope | N
 
 
 def read(
-    files: Gathered, configuration: Configuration, book: Rulebook, *, follow: bool = False, cache: Path | None = None
+    files: Gathered,
+    configuration: Configuration,
+    book: Rulebook,
+    *,
+    follow: bool = False,
+    cache: Path | None = None,
+    thorough: bool = False,
 ) -> Read:
     """Findings of the rules in force; ``follow``: also those in files that the given ones import.
 
-    ``cache``: the folder in which results are kept for the next time (None: nowhere).
+    ``cache``: the folder in which results are kept for the next time (None: nowhere). ``thorough``: as in ``Scope``.
     """
     from amp_audit.static import check as static
 
@@ -130,7 +137,8 @@ def read(
         own = rulebook.load(settings.rules)
         return frozenset(rule for rule in settings.in_force(path, own) if own[rule].static or not own[rule].runtime)
 
-    result = static.check_files(files, book, static.Options(follow=follow, rules=in_force, cache=cache))
+    options = static.Options(follow=follow, rules=in_force, cache=cache, thorough=thorough)
+    result = static.check_files(files, book, options)
     texts = {path: data.decode("utf-8", "replace") for path, data in files.given.items()}
     return Read(result.findings, result.coverage, files=tuple(files.paths), texts=texts)
 

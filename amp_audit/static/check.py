@@ -37,13 +37,15 @@ class Options:
     """``excluded`` says which files of a folder to leave out. ``follow``: findings in files that the given ones
     import count too, as in the audit of a program. ``rules``: those in force, be it for each file (None: all).
     ``prefilter``: skip files that cannot matter; without it the findings are the same and it takes longer.
-    ``cache``: the folder in which results are kept (None: nowhere)."""
+    ``cache``: the folder in which results are kept (None: nowhere). ``thorough``: look through all files of a project
+    for what a repair could break, which takes longer."""
 
     excluded: Callable[[str], bool] = lambda path: False
     follow: bool = False
     rules: frozenset[str] | Callable[[str], frozenset[str]] | None = None
     prefilter: bool = True
     cache: Path | None = None
+    thorough: bool = False
 
     def rules_for(self, path: str, book: Rulebook) -> frozenset[str]:
         """The ids of the rules in force for a file."""
@@ -181,7 +183,7 @@ class _Outcome:
             return None
         project = Project((file.module for file in files.values()), Path(self.selection.root))
         asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
-        builder = Builder(project)
+        builder = Builder(project, thorough=self.options.thorough)
         self.findings += present(self._raw(project), files, asked, self.book, builder.of)
         self.notes += builder.notes
         self.checked = len(asked.keys() - self.failed)

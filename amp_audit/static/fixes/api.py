@@ -178,6 +178,8 @@ def _moved_together(root: str, imported: tuple[ir.Import, str], draft: Draft) ->
 
 def _refuse_exports(root: str, draft: Draft) -> None:
     """Raises Unfixable when another file imports the name from this one and may call it the old way."""
+    if draft.may_be_imported_elsewhere(root):
+        raise Unfixable("a file that was not read may use the import")
     for module in draft.project.modules.values():
         if module is draft.module:
             continue

@@ -32,9 +32,13 @@ _REPAIRS: Mapping[str, Callable[[RawFinding, Draft], Fix]] = {
 
 
 class Builder:
-    """Makes the repairs of one project's findings; ``notes`` are the errors of its own."""
+    """Makes the repairs of one project's findings; ``notes`` are the errors of its own.
 
-    def __init__(self, project: Project) -> None:
+    ``thorough``: files that were not read are looked through for what a repair could break.
+    """
+
+    def __init__(self, project: Project, *, thorough: bool = False) -> None:
+        self._thorough = thorough
         self.notes: list[str] = []
         self._project = project
         self._origins = Origins(project)
@@ -47,7 +51,7 @@ class Builder:
             return None
         path = file.source.path
         if path not in self._drafts:
-            self._drafts[path] = Draft(file, self._project, self._origins)
+            self._drafts[path] = Draft(file, self._project, self._origins, thorough=self._thorough)
         try:
             found = repair(raw, self._drafts[path])
         except Unfixable:

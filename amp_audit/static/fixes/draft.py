@@ -35,7 +35,8 @@ class Space:
 class Draft:
     """One file, read for repairs. Positions are those of its text, in which the cells of a notebook are joined."""
 
-    def __init__(self, file: File, project: Project, origins: Origins) -> None:
+    def __init__(self, file: File, project: Project, origins: Origins, *, thorough: bool = False) -> None:
+        self._thorough = thorough
         self.file = file
         self.module = file.module
         self.project = project
@@ -95,6 +96,11 @@ class Draft:
     def source(self, at: int) -> str:
         """The text of a node."""
         return self.file.text(self.position(at))
+
+    def may_be_imported_elsewhere(self, name: str) -> bool:
+        """Whether a file that was not read may import a name from this one; without ``thorough`` nobody looks."""
+        own = self.project.name(self.module).rpartition(".")[2]
+        return self._thorough and all(self.project.mentioned_elsewhere(word) for word in (own, name))
 
     def has_name(self, name: str, where: Where) -> bool:
         """Whether a library of this name is bound to that name, seen from a place."""

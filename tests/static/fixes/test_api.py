@@ -179,8 +179,13 @@ def test_a_name_that_another_file_imports_stays_what_it_is(tmp_path: Path) -> No
     before = "from torch.cuda.amp import autocast\n\n\ndef f(m, x):\n    with autocast(True):\n        return m(x)\n"
     (tmp_path / "train.py").write_text(before)
     with inside(tmp_path):
-        done = mending.mend([Path()], Configuration(Settings(root=tmp_path)), unsafe=False)
-    assert list(done.changed()) == []
+        for given in (Path(), Path("train.py")):
+            done = mending.mend([given], Configuration(Settings(root=tmp_path)), unsafe=False)
+            assert list(done.changed()) == []
+    (tmp_path / "other.py").write_text("from train import f\nfrom torch.amp import autocast\n")
+    assert "from torch.amp import" not in mended(tmp_path, before)  # nobody knows what that file means by the two words
+    (tmp_path / "other.py").unlink()
+    assert "from torch.amp import" in mended(tmp_path, before)
 
 
 def test_annotations_and_isinstance_follow_the_import(tmp_path: Path) -> None:
