@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from amp_audit.events import Event, Id, Kind, Via
-from amp_audit.protocol import Facts, State, advance, words
+from amp_audit.protocol import Facts, advance, words
 from amp_audit.rulebook import Detector, Rule, Rulebook
+from amp_audit.state import State
 
 P = TypeVar("P")  # what a half uses as a place
 

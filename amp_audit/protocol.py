@@ -8,79 +8,17 @@ happened; rules are predicates over them. ``"unknown"`` (and None) satisfies no 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
 
 from amp_audit import gradients
 from amp_audit.events import Event, Id, Kind, Via
 from amp_audit.gradients import Gradients
+from amp_audit.state import LOW_PRECISION, Region, Scaler, State, change, get, live_region, put, region_dtype
 
-LOW_PRECISION = frozenset({"float16", "bfloat16"})
 ANYONE: Id = "*"
 """The owner of gradients that no model or parameter group is known for."""
 
 Facts = Mapping[str, object]
-V = TypeVar("V")
-Table = tuple[tuple[Id, V], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Scaler:
-    """One GradScaler. ``round``: unknown | open (nothing checked since the last update) | checked. ``whole``: all that
-    happened to it since it was built is known. ``used``: a loss was multiplied by its scale since the last update.
-    """
-
-    site: Id | None = None
-    round: str = "unknown"
-    whole: bool = False
-    used: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """One entered autocast region; ``filled``: owners whose weights have a cached low-precision copy.
-
-    ``stale``: of these, those whose weights changed since, and how: step | write.
-    """
-
-    id: Id | None
-    device: str | None
-    dtype: str | None
-    enabled: bool | None
-    cache: bool = True
-    filled: frozenset[Id] = frozenset()
-    stale: Table[str] = ()
-
-    @property
-    def live(self) -> bool:
-        return self.enabled is True and (self.dtype is None or self.dtype in LOW_PRECISION)
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """All that the machine remembers. Tables are sorted tuples of pairs, so equal states compare equal."""
-
-    owners: Table[Gradients] = ()
-    phases: Table[str] = ()  # key: (scaler, optimizer); value: ready | unscaled | stepped | unknown
-    left: Table[str] = ()  # the same keys, where an iteration ended in between: early | fell
-    links: Table[tuple[Id, ...]] = ()  # optimizer -> owners
-    whole: frozenset[Id] = frozenset()  # optimizers that have all parameters of their owners
-    scalers: Table[Scaler] = ()
-    stepped_by: Table[Id] = ()  # optimizer -> the scaler that last stepped it
-    stepped: tuple[tuple[Id, ...], bool] | None = None  # by a scaler in this iteration: in which loops, and if skipped
-    trained: Table[str] = ()  # owner -> where it ran for its last backward: inside | outside a region
-    reads: Table[str] = ()  # (scaler, where its scale was read) -> fresh | next: after an update | stale
-    regions: tuple[Region, ...] = ()
-    ever: frozenset[str] = frozenset()
-
-
-def get(table: Table[V], key: Id) -> V | None:
-    return next((value for name, value in table if name == key), None)
-
-
-def put(table: Table[V], key: Id, value: V) -> Table[V]:
-    kept = [pair for pair in table if pair[0] != key]
-    return tuple(sorted([*kept, (key, value)], key=lambda pair: repr(pair[0])))
 
 
 def advance(state: State, event: Event) -> tuple[State, Facts]:
@@ -116,68 +54,6 @@ def words(event: Event) -> frozenset[str]:
         if event.contents == {"scaler"}:
             found.add(f"{kind}.scaler_only")
     return frozenset(found)
-
-
-def join(one: State, two: State) -> State:
-    """What holds in both states; where they differ, unknown. Used when too many paths meet."""
-    return State(
-        owners=_join(one.owners, two.owners, _join_gradients, Gradients()),
-        phases=_join(one.phases, two.phases, lambda a, b: a if a == b else "unknown", "ready"),
-        left=tuple(pair for pair in one.left if pair in two.left),
-        links=tuple(pair for pair in one.links if pair in two.links),
-        whole=one.whole & two.whole,
-        scalers=_join(one.scalers, two.scalers, lambda a, b: a if a == b else Scaler(a.site), Scaler()),
-        stepped_by=tuple(pair for pair in one.stepped_by if pair in two.stepped_by),
-        trained=tuple(pair for pair in one.trained if pair in two.trained),
-        stepped=one.stepped if one.stepped == two.stepped else None,
-        reads=tuple(pair for pair in one.reads if pair in two.reads),
-        regions=one.regions if one.regions == two.regions else (),
-        ever=one.ever | two.ever,
-    )
-
-
-def blur(state: State, owners: Iterable[Id]) -> State:
-    """The state when something happened to a part of what these owners stand for."""
-    return _change(state, tuple(owners), lambda held: Gradients("unknown"))
-
-
-def forget(state: State) -> State:
-    """The state after, or before, something out of sight: identities stay, what happened to them is unknown."""
-    unknown = Gradients("unknown")
-    return replace(
-        state,
-        owners=tuple((owner, unknown) for owner, _ in state.owners),
-        phases=tuple((key, "unknown") for key, _ in state.phases),
-        left=(),
-        stepped=None,
-        reads=(),
-        scalers=tuple((key, replace(scaler, round="unknown", whole=False)) for key, scaler in state.scalers),
-        stepped_by=(),
-    )
-
-
-def _join(one: Table[V], two: Table[V], both: Callable[[V, V], V], absent: V) -> Table[V]:
-    left, right = dict(one), dict(two)
-    keys = sorted({*left, *right}, key=repr)
-    return tuple((key, both(left.get(key, absent), right.get(key, absent))) for key in keys)
-
-
-def _join_gradients(one: Gradients, two: Gradients) -> Gradients:
-    return one if one == two else Gradients("unknown", assumed=True)
-
-
-# Which region is in force
-
-
-def live_region(state: State) -> Region | None:
-    """The innermost region, when autocast is on in it."""
-    innermost = state.regions[-1] if state.regions else None
-    return innermost if innermost is not None and innermost.live else None
-
-
-def region_dtype(state: State) -> str | None:
-    region = live_region(state)
-    return region.dtype if region else None
 
 
 # Whose gradients an event concerns
@@ -234,13 +110,6 @@ def _together(values: set[str], assumed: bool) -> str:
     if len(values) == 1:
         return next(iter(values))
     return "mixed" if not assumed and values <= {"plain", "scaled", "mixed"} else "unknown"
-
-
-def _change(state: State, owners: Iterable[Id], change: Callable[[Gradients], Gradients]) -> State:
-    table = state.owners
-    for owner in owners:
-        table = put(table, owner, change(get(table, owner) or Gradients("unknown")))
-    return replace(state, owners=table)
 
 
 # What each event does
@@ -316,7 +185,7 @@ def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
     if event.ran is not None:
         for owner in event.owners or ():
             state = replace(state, trained=put(state.trained, owner, event.ran))
-    return _change(state, owners, lambda held: gradients.added(held, event, assumed))
+    return change(state, owners, lambda held: gradients.added(held, event, assumed))
 
 
 def _phase(state: State, event: Event) -> str:
@@ -354,7 +223,7 @@ def _unscale(state: State, event: Event, facts: dict[str, object]) -> State:
     facts["raises"] = facts["phase"] in ("unscaled", "stepped") or _never_scaled(state, event)
     if facts["phase"] in ("unscaled", "stepped"):
         return state  # torch raises before it touches anything
-    done = _change(state, owners, gradients.divided_by_scale)
+    done = change(state, owners, gradients.divided_by_scale)
     return _checked(done, event, "unscaled", facts)
 
 
@@ -393,7 +262,7 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
         if facts["phase"] == "stepped":
             return state  # torch raises before it touches anything
     state = _weights_changed(state, owners if not assumed else None, "step")
-    spent = _change(state, owners, gradients.spent)
+    spent = change(state, owners, gradients.spent)
     if event.via is not Via.SCALER:
         phases = [value for key, value in state.phases if isinstance(key, tuple) and key[1] == event.optimizer]
         facts["phase"] = phases[0] if len(phases) == 1 else None
@@ -422,7 +291,7 @@ def _update(state: State, event: Event, facts: dict[str, object]) -> State:
     scalers = put(state.scalers, event.scaler, replace(scaler, round="open", used=False))
     reads = tuple((key, "stale" if _of(key, event.scaler) else value) for key, value in state.reads)
     updated = replace(state, phases=phases, left=left, scalers=scalers, reads=reads)
-    return _change(updated, pending, lambda held: replace(held, rescaled=True))
+    return change(updated, pending, lambda held: replace(held, rescaled=True))
 
 
 def _pends(held: Gradients, scaler: Id | None) -> bool:
@@ -439,10 +308,10 @@ def _zero_grad(state: State, event: Event, facts: dict[str, object]) -> State:
     facts.update(describe(state, owners, assumed))
     if assumed and len(owners) > 1:
         # Whose gradients went is unknown, so nothing may be concluded from what is left.
-        return _change(state, owners, lambda held: Gradients("unknown", assumed=True))
+        return change(state, owners, lambda held: Gradients("unknown", assumed=True))
 
     facts.update(wasted=gradients.wasted(_held(state, owners), event), mixed=_is_mixed(state))
-    return _change(state, owners, lambda held: gradients.cleared(held, event))
+    return change(state, owners, lambda held: gradients.cleared(held, event))
 
 
 def _touch(state: State, event: Event, facts: dict[str, object]) -> State:
@@ -455,7 +324,7 @@ def _clip(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed), mixed=_is_mixed(state))
     seen = [owner for owner in owners if get(state.owners, owner) is not None]
-    return _change(state, seen, lambda held: replace(held, clipped=held.value == "none"))
+    return change(state, seen, lambda held: replace(held, clipped=held.value == "none"))
 
 
 def _pickle(state: State, event: Event, facts: dict[str, object]) -> State:
@@ -474,7 +343,7 @@ def _grad_write(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed), proportional=event.proportional)
     plain = ("plain", "unscaled")
-    return _change(state, owners, lambda held: held if held.value in plain else replace(held, value="unknown"))
+    return change(state, owners, lambda held: held if held.value in plain else replace(held, value="unknown"))
 
 
 def _autograd_grad(state: State, event: Event, facts: dict[str, object]) -> State:

@@ -7,7 +7,7 @@ import pytest
 from amp_audit import rulebook
 from amp_audit.events import Event, Kind, Via
 from amp_audit.hazards import Happened, Hazard, Trail, Watch, phrase, settle
-from amp_audit.protocol import State
+from amp_audit.state import State
 
 BOOK = rulebook.load()
 FP16, BF16 = "float16", "bfloat16"

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_audit.events import Boundary, Event, Kind, Via
-from amp_audit.protocol import ANYONE, State, advance, forget, get, join
+from amp_audit.protocol import ANYONE, advance
+from amp_audit.state import State, forget, get, join
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from amp_audit.events import Event, Kind
 from amp_audit.hazards import Watch
-from amp_audit.protocol import forget
+from amp_audit.state import forget
 from amp_audit.static import ir, project
 from amp_audit.static.ducks import is_average
 from amp_audit.static.effects import Effects

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind
-from amp_audit.protocol import forget, get, live_region, region_dtype
+from amp_audit.state import forget, get, live_region, region_dtype
 from amp_audit.static import ir
 from amp_audit.static.boundaries import ACCUMULATION
 from amp_audit.static.ducks import Ducks

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from amp_audit import events, protocol
+from amp_audit import events
 from amp_audit.hazards import Happened, Hazard, Watch
+from amp_audit.state import State, blur, get
 from amp_audit.static import ir, project
 from amp_audit.static.algebra import combine, comparison, descaled, display, merged, subscript, unary, with_item
 from amp_audit.static.boundaries import Boundaries
@@ -88,7 +89,7 @@ class Evaluator(abc.ABC):
         place = (path or world.frame.module.path, at)
         world.state, world.trail, found = self.watch.take(world.state, event, place, world.trail)
         if event.kind in _PARTIAL:
-            world.state = protocol.blur(world.state, _wholes(world.state, event))
+            world.state = blur(world.state, _wholes(world.state, event))
         self.happened.add(event)
         self.hazards += found
         world.dead = world.dead or world.trail.raises
@@ -489,9 +490,9 @@ def _as_tensor(value: Value) -> Value:
     return value
 
 
-def _wholes(state: protocol.State, event: events.Event) -> list[str]:
+def _wholes(state: State, event: events.Event) -> list[str]:
     """The models built out of sight of which this event concerns a part alone: ``model`` for ``model.encoder``."""
-    parts = event.owners or (protocol.get(state.links, event.optimizer) or ())
+    parts = event.owners or (get(state.links, event.optimizer) or ())
     named = [part for part in parts if isinstance(part, str)]
     known = [owner for owner, _ in state.owners if isinstance(owner, str) and owner not in named]
     return [owner for owner in known if any(part.startswith(f"{owner}.") for part in named)]

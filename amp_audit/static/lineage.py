@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from amp_audit.protocol import region_dtype
+from amp_audit.state import region_dtype
 from amp_audit.static.values import (
     External,
     Instance,

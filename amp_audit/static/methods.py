@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind, Via
-from amp_audit.protocol import LOW_PRECISION, get, region_dtype
+from amp_audit.state import LOW_PRECISION, get, region_dtype
 from amp_audit.static import ir
 from amp_audit.static.algebra import combine, descaled
 from amp_audit.static.byhand import is_gradient, is_weights

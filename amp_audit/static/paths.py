@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from amp_audit import events
 from amp_audit.hazards import Happened, Hazard, Watch, give_way, standing
 from amp_audit.model import Confidence
-from amp_audit.protocol import forget
 from amp_audit.rulebook import Rulebook
+from amp_audit.state import forget
 from amp_audit.static import ir, walk
 from amp_audit.static.calls import parameter
 from amp_audit.static.deciding import Deciding, deciding

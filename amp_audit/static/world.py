@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from amp_audit import protocol
 from amp_audit.hazards import Trail
+from amp_audit.state import State, join
 from amp_audit.static import ir
 from amp_audit.static.deciding import Deciding
 from amp_audit.static.values import (
@@ -96,7 +96,7 @@ class World:
     frames: list[Frame] = field(default_factory=list)
     heap: dict[tuple[Hashable, str], Value] = field(default_factory=dict)
     globals: dict[tuple[str, str], Value] = field(default_factory=dict)
-    state: protocol.State = field(default_factory=protocol.State)
+    state: State = field(default_factory=State)
     flags: dict[str, bool] = field(default_factory=dict)
     trail: Trail[Place] | None = None
     stamp: tuple[int, ...] = ()
@@ -332,7 +332,7 @@ def melt(worlds: list[World]) -> World:
     first, *rest = worlds
     melted = first.fork()
     for world in rest:
-        melted.state = protocol.join(melted.state, world.state)
+        melted.state = join(melted.state, world.state)
         for mine, other in zip(melted.frames, world.frames):
             mine.env = _shared(mine.env, other.env)
         melted.heap = _shared(melted.heap, world.heap)

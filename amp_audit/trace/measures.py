@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from amp_audit import policy
 from amp_audit.model import Confidence, Evidence, Finding, Location, Related, Subject, Verdict
-from amp_audit.protocol import LOW_PRECISION
 from amp_audit.rulebook import Detector, Rule
+from amp_audit.state import LOW_PRECISION
 from amp_audit.trace.replay import where
 from amp_audit.trace.schema import Number, Place, Trace
 

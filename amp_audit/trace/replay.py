@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from amp_audit.events import Event, Kind, Via
 from amp_audit.hazards import Happened, Hazard, Trail, Watch, settle
 from amp_audit.model import Location
-from amp_audit.protocol import State
 from amp_audit.rulebook import Rulebook
+from amp_audit.state import State
 from amp_audit.trace.schema import EventRow, Place, Trace
 
 _TRAIL = 600
