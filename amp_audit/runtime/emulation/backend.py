@@ -26,23 +26,12 @@ CPU = torch.device("cpu")
 
 _ACCUMULATED = frozenset(
     {
-        *(
-            "mm",
-            "addmm",
-            "addmm_",
-            "bmm",
-            "baddbmm",
-            "baddbmm_",
-            "addmv",
-            "addmv_",
-            "mv",
-            "addbmm",
-            "addr",
-            "dot",
-            "vdot",
-        ),
-        *("linear", "_addmm_activation", "convolution", "convolution_backward", "_convolution", "linalg_vecdot"),
-        *("native_layer_norm", "native_layer_norm_backward"),
+        *("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "addmv", "addmv_", "mv", "addbmm", "addr", "dot"),
+        *("vdot", "linear", "_addmm_activation", "convolution", "convolution_backward", "_convolution"),
+        *("native_layer_norm", "native_layer_norm_backward", "native_batch_norm", "native_batch_norm_backward"),
+        *("native_group_norm", "native_group_norm_backward", "gelu", "gelu_backward", "cumsum", "cumprod", "logsumexp"),
+        *("embedding_dense_backward", "log_sigmoid_forward", "log_sigmoid_backward", "nll_loss_forward"),
+        *("linalg_vecdot", "pow", "pow_", "prod"),
     }
 )
 """Operators that CUDA computes in float32 on half inputs, rounding the result once; here their inputs are widened."""
@@ -50,19 +39,14 @@ _ACCUMULATED = frozenset(
 _FLOAT32_RESULTS = {"native_layer_norm": (1, 2), "native_batch_norm": (1, 2), "_native_batch_norm_legit": (1, 2)}
 """Results (by position) that CUDA leaves in float32 when the inputs are half: means and inverse deviations."""
 
+_HIDDEN_WRITES: dict[str, tuple[int, ...]] = {"native_batch_norm": (3, 4)}
+"""Arguments (by position) that are changed although the schema does not say so: running statistics."""
+
 _MIXED = frozenset(
     {
         *("copy_", "_copy_from", "_foreach_copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_"),
-        *(
-            "_unsafe_index",
-            "_unsafe_index_put",
-            "is_set_to",
-            "_to_copy",
-            "_fused_adam_",
-            "_fused_adamw_",
-            "_fused_sgd_",
-        ),
-        *("_fused_adagrad_", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "equal"),
+        *("_unsafe_index", "_unsafe_index_put", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"),
+        *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_", "is_set_to", "_to_copy", "equal"),
     }
 )
 """Operators that take tensors of both devices; of others torch takes CPU tensors without dimensions only."""
@@ -210,7 +194,7 @@ def in_float32(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], low: f
     wide = tuple(map(_widened, args))
     given = {key: _widened(value) for key, value in kwargs.items()}
     out = plan.op(*wide, **given)
-    for key in plan.written:
+    for key in (*plan.written, *_HIDDEN_WRITES.get(plan.name, ())):
         narrow, result = (args[key], wide[key]) if isinstance(key, int) else (kwargs.get(key), given.get(key))
         _write_back(narrow, result)
     if len(low) > 1 or kwargs.get("dtype") is not None or kwargs.get("out_dtype") is not None:

@@ -1,9 +1,9 @@
 """Make a torch that was built without CUDA believe that it was built with it, on a machine without a device.
 
 Two things of torch's core are in the way, and neither can be set from Python: CUDA has no device guard, and the hooks
-that say what was built say no. Autograd asks both about every CUDA tensor in a backward. Builds with CUDA have them,
-and need nothing of this. All is looked up by name and tried before it is relied on; whatever is not as expected is put
-back, and the program is not run.
+that say what was built say no. Autograd asks both about every CUDA tensor in a backward. Builds with CUDA have them
+but ask a driver that is not there. All is looked up by name and tried before it is relied on; what is not as expected
+is put back, and the program is not run.
 """
 
 from __future__ import annotations
@@ -67,10 +67,8 @@ def admit_cuda() -> None:
 
     The hooks are one object with virtual functions (ATen/detail/AcceleratorHooksInterface.h: destructors, ``isBuilt``,
     ``isAvailable``, ``hasPrimaryContext``). It gets a copy of its table in which ``isBuilt`` says yes, and
-    ``hasPrimaryContext``, which would raise, says no.
+    ``hasPrimaryContext``, which would raise, says no, as ``isAvailable`` does.
     """
-    if torch._C._accelerator_getAccelerator() is not None:
-        return
     library = ctypes.CDLL(str(_library("torch_cpu")))
     try:
         get_hooks = library[_HOOKS]
@@ -83,7 +81,7 @@ def admit_cuda() -> None:
     assert found is not None
     before = 2 * ctypes.sizeof(ctypes.c_void_p)  # the offset to the top and the type, which precede the functions
     table = (ctypes.c_void_p * _SLOTS).from_buffer_copy(ctypes.string_at(found - before, 8 * _SLOTS))
-    table[_PRIMARY_CONTEXT] = table[_IS_BUILT]
+    table[_PRIMARY_CONTEXT] = table[_IS_AVAILABLE]
     table[_IS_BUILT] = ctypes.cast(yes, ctypes.c_void_p).value
     hooks.value = ctypes.addressof(table) + before
     _kept.append(table)
@@ -95,7 +93,7 @@ def admit_cuda() -> None:
 _HOOKS = "_ZN2at6detail12getCUDAHooksEv"  # at::detail::getCUDAHooks
 _PREDICATES = ("_ZN2at7Context9hasOpenMPEv", "_ZN2at7Context9hasLAPACKEv", "_ZN2at7Context9hasMKLDNNEv")
 """Functions of ATen that take nothing and say yes or no; one that says yes is needed."""
-_IS_BUILT, _PRIMARY_CONTEXT = 4, 6
+_IS_BUILT, _IS_AVAILABLE, _PRIMARY_CONTEXT = 4, 5, 6
 """Places in the table: after the two entries before the functions, and two destructors."""
 _kept: list[Any] = []
 

@@ -10,7 +10,7 @@ import torch
 from amp_audit.chips import Chip
 from amp_audit.runtime.emulation import recurrent as recurrent
 from amp_audit.runtime.emulation.attention import Attention
-from amp_audit.runtime.emulation.backend import Library, fill, special
+from amp_audit.runtime.emulation.backend import LOW, Library, fill, special
 from amp_audit.runtime.emulation.bridge import on_device, on_host
 from amp_audit.runtime.emulation.randomness import generator
 
@@ -41,18 +41,20 @@ def _native_dropout(op: Any, tensor: torch.Tensor, p: float, train: bool | None)
 
 @special("_softmax", "_log_softmax")
 def _softmax(op: Any, tensor: torch.Tensor, dim: int, half_to_float: bool, **out: Any) -> torch.Tensor:
-    """CUDA turns half into float32 within the kernel; the CPU refuses to."""
+    """CUDA computes in float32, and returns it where it is told to; the CPU refuses to."""
     host = on_host(tensor)
-    result: torch.Tensor = op(host.float() if half_to_float else host, dim, False)
-    return on_device(result)
+    result: torch.Tensor = op(host.float() if host.dtype in LOW else host, dim, False)
+    return on_device(result if half_to_float else result.to(host.dtype))
 
 
 @special("_softmax_backward_data", "_log_softmax_backward_data")
 def _softmax_backward(
     op: Any, gradient: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype, **out: Any
 ) -> torch.Tensor:
-    host = on_host(gradient)
-    result: torch.Tensor = op(host, on_host(output), dim, host.dtype)
+    host, own = on_host(gradient), on_host(output)
+    if host.dtype in LOW:
+        host, own = host.float(), own.float()
+    result: torch.Tensor = op(host, own, dim, host.dtype)
     return on_device(result.to(input_dtype))
 
 

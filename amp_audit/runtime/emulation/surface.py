@@ -65,6 +65,7 @@ def install(chip: Chip) -> None:
     everything.version.cuda = CUDA_VERSION
     cuda: Any = torch.cuda
     cuda._cudart = device
+    cuda.device_count = device.count
     cuda._get_device_properties = device.properties
     cuda._exchange_device = device.exchange
     cuda._maybe_exchange_device = device.exchange
@@ -80,10 +81,24 @@ def install(chip: Chip) -> None:
     everything.backends.cudnn.version = lambda: CUDNN_VERSION
     everything.Tensor.record_stream = lambda tensor, stream: None
     torch._C._jit_override_can_fuse_on_gpu(False)
+    _without_cudnn()
     _pin()
     _compile_nothing()
     storage.install()
     legacy.install()
+
+
+def _without_cudnn() -> None:
+    """A torch built for CUDA would choose operators of cuDNN, which have no like on the CPU; nobody is told."""
+    core: Any = torch._C
+    core._set_cudnn_enabled(False)
+    said = [True]
+    core._get_cudnn_enabled = lambda: said[0]
+    core._set_cudnn_enabled = lambda value: said.__setitem__(0, bool(value))
+    own: Any = type(torch.backends.cudnn)
+    prop: Any = torch.backends.ContextProp
+    own.enabled = prop(core._get_cudnn_enabled, core._set_cudnn_enabled)
+    torch.backends.cudnn.is_acceptable = lambda tensor: False
 
 
 class _Device:
