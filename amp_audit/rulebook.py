@@ -20,7 +20,7 @@ DETECTOR_KEYS: Mapping[str, frozenset[str]] = {
     "constant": frozenset({"when"}),
     "config": frozenset({"equals", "at_most"}),
     "measure": frozenset({"over", "under", "named", "when"}),
-    "raised": frozenset({"phase"}),
+    "raised": frozenset({"phase", "at"}),
     "check": frozenset({"reason"}),
 }
 """The kinds of detectors and the keys each may have beside its own; ``COMMON_KEYS`` go with every kind."""

@@ -18,7 +18,7 @@ def raised(trace: Trace, book: Rulebook) -> Iterator[Finding]:
     """Each rule whose ``runtime: {raised: PATTERNS}`` finds the error of an op, or the one that ended the program.
 
     A pattern is looked for in ``TypeError: message``; of an op's error only the message is known. With ``phase`` only
-    errors of that phase count.
+    errors of that phase count; with ``at: region`` the finding stands where the region was entered last.
     """
     detectors = [(rule, one, re.compile("|".join(one.targets))) for rule, one in book.detectors("runtime", "raised")]
     seen: set[tuple[str, Location | None]] = set()
@@ -31,7 +31,14 @@ def raised(trace: Trace, book: Rulebook) -> Iterator[Finding]:
                 continue
             seen.add((rule.id, place))
             evidence = measured("raised", 1, f"raised {text}", steps=[step], at=place)
-            yield _at(finding(rule, detector.message or rule.summary, place, [evidence]), place)
+            stands = _entered(trace, step) if detector.at == "region" else place
+            yield _at(finding(rule, detector.message or rule.summary, stands, [evidence]), stands)
+
+
+def _entered(trace: Trace, last: int) -> Location | None:
+    """Where a region was entered last, up to a step."""
+    events = [row for record in trace.steps if record.step <= last for row in record.events]
+    return next((where(row.place) for row in reversed(events) if row.kind == "region_enter"), None)
 
 
 def _at(found: Finding, place: Location | None) -> Finding:

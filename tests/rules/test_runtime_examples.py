@@ -35,7 +35,6 @@ Found = set[tuple[object, str]]
 
 UNSEEN = {
     ("AMP105", 2): "the region is entered, if only around the constructor",
-    ("AMP306", 4): "an operator refuses its inputs before it runs",
 }
 """Examples whose mistake no event and no error tells of."""
 
