@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -55,28 +55,30 @@ def mend(paths: Sequence[Path], configuration: Configuration, scope: Scope | Non
 
 
 class _Work:
-    """Repairs in progress. ``singly`` are the files in which repairs are made one at a time, since together some did
-    not help; ``useless`` are repairs that did not help by themselves."""
+    """Repairs in progress, safe ones first. ``most`` is how many unsafe ones a file gets at once: half as many whenever
+    those made last left it with as many findings as before. ``useless`` are repairs that did not help alone."""
 
     def __init__(self, check: Callable[[Mapping[str, bytes]], Report], unsafe: bool) -> None:
         self._check = check
         self._unsafe = unsafe
-        self._singly: set[str] = set()
+        self._most: dict[str, int] = {}
         self._useless: set[tuple[object, ...]] = set()
         report = check({})
         self.done = Mended(report, report.exit_code)
 
     def round(self) -> bool:
-        """Make all repairs that do not get in each other's way; whether there was one to try."""
+        """Make the repairs that do not get in each other's way; whether there was one to try."""
         from amp_audit.static.fixes import apply
 
         done = self.done
         made: dict[str, list[Fix]] = {}
         contents = dict(done.after)
-        for path, fixes in apply.by_path(apply.compatible(self._wanted())).items():
+        wanted = self._wanted()
+        for path, fixes in apply.by_path(apply.compatible(wanted)).items():
             data = done.after[path] if path in done.after else Path(path).read_bytes()
-            new, own = apply.rewrite(path, data, fixes[:1] if path in self._singly else fixes)
-            self._useless.update(_key(each) for each in fixes[: 1 if path in self._singly else None] if each not in own)
+            tried = fixes[: self._most.get(path)]
+            new, own = apply.rewrite(path, data, tried)
+            self._useless.update(_key(each) for each in tried if each not in own)
             if own and new != data:
                 done.before.setdefault(path, data)
                 contents[path], made[path] = new, own
@@ -84,25 +86,34 @@ class _Work:
             self._keep_what_helps(contents, made)
         return bool(made)
 
-    def _wanted(self) -> Iterator[Fix]:
-        for finding in self.done.report.findings:
-            each = finding.fix
-            if each is not None and (each.safe or self._unsafe) and _key(each) not in self._useless:
-                yield each
+    def _wanted(self) -> list[Fix]:
+        """The safe repairs there are; when there are none, the unsafe ones, if asked for."""
+        found = [finding.fix for finding in self.done.report.findings if finding.fix is not None]
+        left = [each for each in found if _key(each) not in self._useless]
+        safe = [each for each in left if each.safe]
+        return safe or (left if self._unsafe else [])
 
     def _keep_what_helps(self, contents: dict[str, bytes], made: Mapping[str, list[Fix]]) -> None:
+        done = self.done
         report = self._check(contents)
-        before, after = _by_file(self.done.report), _by_file(report)
-        vain = [path for path in made if after[path] >= before[path]]
+        before, after = _by_file(done.report), _by_file(report)
+        vain = {path for path in made if after[path] >= before[path]}
         for path in vain:
-            contents[path] = self.done.after.get(path, self.done.before[path])
-            if path in self._singly or len(made[path]) == 1:
+            contents[path] = done.after.get(path, done.before[path])
+            self._most[path] = max(1, len(made[path]) // 2)
+            if len(made[path]) == 1:
                 self._useless.update(map(_key, made[path]))
-            self._singly.add(path)
         helpful = {each for path, fixes in made.items() if path not in vain for each in fixes}
-        self.done.count += sum(finding.fix in helpful for finding in self.done.report.findings)
-        self.done.after = contents
-        self.done.report = self._check(contents) if vain else report
+        done.count += sum(finding.fix in helpful for finding in done.report.findings)
+        done.after = contents
+        done.report = _with_findings(report, done.report, vain)
+
+
+def _with_findings(report: Report, earlier: Report, paths: Collection[str]) -> Report:
+    """A report with the findings that an earlier one has in some files."""
+    kept = [each for each in report.findings if each.location is None or each.location.path not in paths]
+    kept += [each for each in earlier.findings if each.location is not None and each.location.path in paths]
+    return replace(report, findings=tuple(sorted(kept, key=lambda each: each.sort_key)))
 
 
 def _key(fix: Fix) -> tuple[object, ...]:
