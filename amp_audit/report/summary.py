@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_audit import policy
+from amp_audit.trace.hot import HOT_PHASES, computed_in
 from amp_audit.trace.ranges import together
 from amp_audit.trace.schema import CastRow, Header, Number, OpRow, Place, StepRecord, Trace
 
@@ -18,8 +19,6 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "float8_e4m3fn"
 LOW = frozenset({"float16", "bfloat16"})
 BALANCE = 12.5
 """Float32 operations in the time of one byte moved: 19.5 TFLOP/s and 1.555 TB/s, NVIDIA's figures of the A100 40 GB."""
-
-HOT_PHASES = frozenset({"forward", "recompute", "backward"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +220,6 @@ def _work(rows: Iterable[OpRow]) -> tuple[Work, ...]:
             flops[dtype] += row.flops
             calls[dtype] += row.calls
     return tuple(Work(dtype, flops[dtype], calls[dtype]) for dtype in sorted(flops, key=lambda d: (-flops[d], d)))
-
-
-def computed_in(row: OpRow) -> str:
-    """The dtype an op computed in: that of its first float input, or of its output when it has none."""
-    return next((dtype for dtype in row.inputs if dtype in FLOATS), row.output or "unknown")
 
 
 def _casts(rows: Iterable[CastRow]) -> tuple[CastTotal, ...]:

@@ -22,6 +22,9 @@ from amp_audit.runtime.shadow import CARRIERS, MOVES, base_name, compare, compar
 from amp_audit.trace.schema import Number
 
 _COPIES = frozenset({"copy_", "_foreach_copy_"})
+_WRITTEN = frozenset({"full", "fill", "fill_", "new_full", "scalar_tensor", "arange", "clamp", "clamp_", "clamp_min"})
+"""Operators that write constants of the program."""
+
 _ROUNDED = (torch.float16,)
 """Types whose underflow is counted at every operator. bfloat16 has the range of float32: it flushes below 2**-134."""
 
@@ -92,10 +95,10 @@ class Numerics:
             return
         results = [item for item in tensors(out) if item is not None and _plain(item)]
         given = any(isinstance(item, float) and not math.isfinite(item) for item in _flat((*args, *kwargs.values())))
+        op, moves = _name(func), base_name(func).removesuffix("_") in MOVES or base_name(func) in _WRITTEN
         for result in results:
-            self._origins.add(
-                result, Result(_name(func), phase, site, result.dtype, result.numel(), inputs=kept, given=given)
-            )
+            told = Result(op, phase, site, result.dtype, result.numel(), inputs=kept, given=given, moves=moves)
+            self._origins.add(result, told)
         if not pairs:
             self._underflow(func, args, kwargs, results, phase, site)
 

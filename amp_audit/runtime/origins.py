@@ -25,7 +25,8 @@ _MOST = 32
 class Result:
     """One operator's result, or (``op`` None) a tensor that came from outside the step.
 
-    ``inputs``: indices of results. ``given``: an argument that is no tensor was not finite itself.
+    ``inputs``: indices of results. ``given``: an argument that is no tensor was not finite itself. ``moves``: the op
+    moves values, or writes constants, and computes none.
     """
 
     op: str | None
@@ -35,6 +36,7 @@ class Result:
     elements: int
     inputs: tuple[int, ...] = ()
     given: bool = False
+    moves: bool = False
 
 
 @dataclass(slots=True)
@@ -93,13 +95,27 @@ class Origins:
         """The largest finite magnitudes of the forward pass in float16, one for each op and line, the largest first;
         waits for the device."""
         found: dict[tuple[str | None, int], tuple[float, Result]] = {}
-        for result, (largest, _, _) in zip(self.results, self._read(), strict=True):
-            if result.op is None or result.phase != "forward" or result.dtype is not torch.float16:
+        values = self._read()
+        given = self._given(values)
+        for index, (result, (largest, _, _)) in enumerate(zip(self.results, values, strict=True)):
+            if index in given or result.op is None or result.phase != "forward" or result.dtype is not torch.float16:
                 continue
             key = (result.op, result.site)
             if _NEAR <= largest < math.inf and largest > found.get(key, (0.0,))[0]:
                 found[key] = (largest, result)
         return sorted(found.values(), key=lambda item: -item[0])[:_MOST]
+
+    def _given(self, values: list[list[float]]) -> set[int]:
+        """Results whose magnitude was not computed: constants of masks, data, and what these were added to."""
+        given: set[int] = set()
+        for index, result in enumerate(self.results):
+            largest = values[index][0]
+            sources = [(values[source][0], source in given) for source in result.inputs if source < index]
+            inherited = any(hand and value >= largest / 2 for value, hand in sources)
+            written = result.moves and largest > max((value for value, _ in sources), default=0.0)
+            if result.op is None or inherited or written:
+                given.add(index)
+        return given
 
     def _read(self) -> list[list[float]]:
         if self._known is None:

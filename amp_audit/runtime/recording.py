@@ -119,6 +119,8 @@ class Recording:
 
     def region(self, row: EventRow) -> None:
         """Follow the autocast regions that the program enters and leaves."""
+        if not self._regions:
+            self.book.cast.clear()
         if row.kind == "region_enter":
             self._regions.append((row.region, row.device or "", row.dtype if row.enabled else None))
         else:

@@ -41,6 +41,7 @@ _node = torch._C._current_autograd_node
 _get_ident = threading.get_ident
 _getframe = sys._getframe
 _Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
 
 _MANY_ERRORS = 100
 """So many different errors of operators are kept in one part of a step: a program may live by catching them."""
@@ -80,12 +81,13 @@ class Lane:
 
 
 class Row:
-    """The counts of one row of the trace in the step in progress."""
+    """The counts of one row of the trace in the step in progress. Of casts ``read`` counts elements cast again."""
 
-    __slots__ = ("bytes", "calls", "elements", "flops", "itemsize", "number", "read", "works")
+    __slots__ = ("bytes", "calls", "elements", "flops", "itemsize", "number", "read", "second", "sizes", "works")
 
     def __init__(self, itemsize: int, works: bool) -> None:
-        self.calls = self.elements = self.bytes = self.read = self.flops = 0
+        self.calls = self.elements = self.bytes = self.read = self.second = self.flops = 0
+        self.sizes = (1, 1)  # bytes that each of what ``read`` and ``second`` count takes
         self.itemsize = itemsize
         self.works = works  # whether ``flops`` are known for the operator
         self.number: int | None = None
@@ -103,6 +105,7 @@ class Book:
         self.region = 0
         self.observer: Observer | None = None
         self.deep = False
+        self.cast: set[tuple[Any, ...]] = set()  # parameters cast in this region: id, version and dtype
         self.unobserved: Counter[str] = Counter()
         self.tracers: list[Tracer] = []
         self._broken = broken
@@ -188,10 +191,11 @@ class Book:
                 )
             )
         written = row.bytes + row.elements * row.itemsize
-        counts: list[int | None] = [row.number, row.calls, row.elements, written, row.read]
+        read = row.read * row.sizes[0] + row.second * row.sizes[1]
+        counts: list[int | None] = [row.number, row.calls, row.elements, written, read]
         if row.works:
             counts.append(row.flops)
-        row.calls = row.elements = row.bytes = row.read = row.flops = 0
+        row.calls = row.elements = row.bytes = row.read = row.second = row.flops = 0
         return counts
 
     def _collect_cast(
@@ -201,8 +205,9 @@ class Book:
         about = CastKey(PHASES[phase], short(source), short(target), site)
         if row.number is None:
             row.number = writer.define_cast(CastRow(about.phase, about.source, about.target, self.places.place(site)))
-        counted = [row.number, row.calls, row.elements, row.elements * target.itemsize, *counts.get(about, ())]
-        row.calls = row.elements = 0
+        written = row.elements * target.itemsize
+        counted = [row.number, row.calls, row.elements, written, row.read, *counts.get(about, ())]
+        row.calls = row.elements = row.read = 0
         return counted
 
 
@@ -397,15 +402,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         arity = plan.arity
         if arity == 1:
-            one = args[0]
-            read = one.nbytes
+            one, two = args[0], None
             key: tuple[Any, ...] = (plan, site, phase, self.book.region, one.dtype, out.dtype)
         elif arity == 2 and len(args) > 1:
             one, two = args[0], args[1]
             if isinstance(two, _Tensor):
-                read, dtype = one.nbytes + two.nbytes, two.dtype
+                dtype = two.dtype
             else:
-                read, dtype = one.nbytes, None
+                two = dtype = None
             key = (plan, site, phase, self.book.region, one.dtype, dtype, out.dtype)
         else:
             self._count_any(plan, site, phase, args, kwargs, out)
@@ -413,9 +417,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         row = self._ops.get(key)
         if row is None:
             row = self.book.new_op(key, plan, tuple(filter(None, key[4:-1])), out, out.dtype.itemsize)
+            row.sizes = (one.dtype.itemsize, 1 if two is None else two.dtype.itemsize)
         row.calls += 1
         row.elements += out.numel()
-        row.read += read
+        row.read += one.numel()
+        if two is not None:
+            row.second += two.numel()
         if plan.flops is not None:
             row.flops += plan.flops(args, out)
 
@@ -474,4 +481,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elements = size(written)[0]
         row.calls += 1
         row.elements += elements
+        if phase == FORWARD and type(one) is _Parameter:
+            seen = (id(one), one._version, target)
+            if seen in self.book.cast:
+                row.read += elements
+            self.book.cast.add(seen)
         return target

@@ -12,13 +12,13 @@ from dataclasses import replace
 from amp_audit.hazards import Hazard
 from amp_audit.model import Confidence, Evidence, Finding, Location, Related, Subject, Verdict
 from amp_audit.rulebook import Rulebook
-from amp_audit.trace import misuse, ranges
+from amp_audit.trace import across, hot, misuse, ranges
 from amp_audit.trace.measures import MEASURES, measured, numbers
 from amp_audit.trace.replay import Replay, replay, where
 from amp_audit.trace.schema import Place, Trace
 
 _SHOWN = 8
-_MEASURES = {**MEASURES, **misuse.MISUSES, **ranges.RANGES}
+_MEASURES = {**MEASURES, **misuse.MISUSES, **ranges.RANGES, **hot.HOT}
 
 
 def findings(traces: Sequence[Trace], book: Rulebook) -> list[Finding]:
@@ -30,6 +30,7 @@ def findings(traces: Sequence[Trace], book: Rulebook) -> list[Finding]:
             marked = replace(one, evidence=_of_rank(one.evidence, trace.header.rank if len(traces) > 1 else None))
             known = found.get(key)
             found[key] = marked if known is None else replace(known, evidence=(*known.evidence, *marked.evidence))
+    found.update({(one.rule, one.subject): one for one in across.disagreements(traces, book)})
     return sorted(_folded(list(found.values()), book), key=lambda one: one.sort_key)
 
 
@@ -39,7 +40,8 @@ def _of_process(trace: Trace, book: Rulebook) -> Iterable[Finding]:
         yield _told(hazard, losers, played, trace)
     for rule, detector in book.detectors("runtime", "measure"):
         for target in detector.targets:
-            yield from _MEASURES[target](trace, rule, detector)
+            if target != across.RANKS_DISAGREE:
+                yield from _MEASURES[target](trace, rule, detector)
     yield from misuse.raised(trace, book)
 
 

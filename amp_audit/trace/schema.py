@@ -65,6 +65,9 @@ class OpRow:
 class CastRow:
     """Casts that agree in phase, dtypes, module and line. The counts of values are None where they were not taken.
 
+    ``again``: elements of parameters that were cast to this dtype before in the same outermost autocast region,
+    unchanged (forward pass only).
+
     ``nonzero``: source elements that are not zero; ``flushed``: of these, those that are zero after the cast and at
     or below the flush threshold of the target; ``subnormal``: results with 0 < \\|x\\| < finfo.tiny; ``zero``: source
     elements that were zero already; ``overflowed``: finite source elements that became inf.
@@ -77,6 +80,7 @@ class CastRow:
     calls: int = 0
     elements: int = 0
     bytes: int = 0
+    again: int | None = None
     nonzero: int | None = None
     flushed: int | None = None
     subnormal: int | None = None
@@ -238,7 +242,7 @@ _NAMES = {cls: name for name, cls in _TYPES.items()}
 _ROWS: dict[str, type[Any]] = {"ops": OpRow, "casts": CastRow, "events": EventRow, "numbers": Number}
 _COUNTED: dict[type[Any], tuple[str, ...]] = {
     OpRow: ("calls", "elements", "bytes", "read", "flops"),
-    CastRow: ("calls", "elements", "bytes", "nonzero", "flushed", "subnormal", "zero", "overflowed"),
+    CastRow: ("calls", "elements", "bytes", "again", "nonzero", "flushed", "subnormal", "zero", "overflowed"),
 }
 R = TypeVar("R")
 Counts = Sequence[Sequence[int | None]]

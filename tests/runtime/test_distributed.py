@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from amp_audit import rulebook
+from amp_audit.trace import judge
 from tests.runtime.drive import audited
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
@@ -73,3 +75,39 @@ def test_an_inf_of_another_rank_is_not_blamed_on_the_copy_that_brings_it(tmp_pat
     ]
     assert blamed[0] == {None}
     assert blamed[1] == {"aten._to_copy.default"}  # 1e20 does not fit float16
+
+
+SKIPS_ALONE = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+for step in range(3):
+    optimizer.zero_grad()
+    loss = model(torch.ones(3, 4)).square().mean()
+    scaler.scale(loss).backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    if rank == 1 and step == 1:
+        model.weight.grad[0, 0] = float("inf")
+    scaler.step(optimizer)
+    scaler.update()
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_skips_alone_is_found(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SKIPS_ALONE)
+    command = [TORCHRUN, "--nproc-per-node", "2", "--master-port", "29645", "train.py"]
+    traces = audited(command, tmp_path, kind="launcher").traces
+    (found,) = [one for one in judge.findings(traces, rulebook.load()) if one.rule == "AMP708"]
+    assert found.subject is not None and found.subject.name == "1"
+    assert "rank 1 skipped step 2" in found.message

@@ -158,3 +158,23 @@ def test_headroom_is_that_of_the_largest_activation(tmp_path: Path) -> None:
         largest = (nn.Linear(16, 16)(torch.randn(16, 16)) * 9000).abs().max().item()
     assert (found[0].op, found[0].values["max"]) == ("aten.mul.Tensor", largest)
     assert ranges.headroom(largest) == pytest.approx(math.log2(65504) - math.log2(largest))
+
+
+def test_the_constants_of_a_mask_are_no_magnitude_of_the_model(tmp_path: Path) -> None:
+    def train() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        hidden = torch.ones(8, 8, dtype=torch.bool).triu(1)
+        added = torch.zeros(8, 8, dtype=torch.float16).masked_fill(hidden, -60000.0)
+        with torch.autocast("cpu", dtype=torch.float16):
+            h = model(torch.randn(8, 8))
+            scores = h @ h.T
+            one = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+            two = (scores + added).softmax(-1)
+            loss = ((one + two) @ h).float().square().mean()
+        (loss * 1024).backward()
+        optimizer.step()
+
+    with every_step_deep():
+        assert numbers(recorded(train, tmp_path), "range") == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.drive import audited, plainly
+from tests.runtime.more_programs import MORE
 
 HEAD = """
 import hashlib, random, sys
@@ -266,6 +267,19 @@ def test_a_program_does_what_it_does_without_us(name: str, tmp_path: Path) -> No
     assert [note for note in notes if "torch.compile" not in note] == []
     assert all(step.recorded and step.ops for step in trace.steps)
     assert any(step.deep for step in trace.steps)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_it_does_so_with_every_operator_run_twice(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HEAD + textwrap.dedent(MORE[name]), encoding="utf-8")
+    plain = plainly(["train.py"], tmp_path)
+    watched = audited(["train.py"], tmp_path, go_on=True, sample="all", deep="all")
+    assert (watched.stdout, watched.stderr, watched.code) == (plain.stdout, plain.stderr, plain.code)
+    assert plain.code == 0 and plain.stdout, plain.stderr
+    trace = watched.trace
+    assert trace.end is not None and trace.end.steps >= 2
+    assert [note for step in trace.steps for note in step.notes] == []
+    assert all(step.recorded and step.deep and step.ops for step in trace.steps)
 
 
 def user_frames(text: bytes) -> list[str]:
