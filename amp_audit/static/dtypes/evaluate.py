@@ -14,6 +14,7 @@ from amp_audit.static.dtypes.arguments import Named, dtype_of, info_attribute, t
 from amp_audit.static.dtypes.models import Models
 from amp_audit.static.dtypes.values import (
     ANY,
+    HALVES,
     NOTHING,
     NUMBER,
     UNKNOWN,
@@ -38,9 +39,11 @@ from amp_audit.static.dtypes.values import (
     Type,
     Value,
     element,
+    extended,
     is_none,
     join,
     options,
+    part_of,
 )
 
 _HANDLERS: dict[type, str] = {kind: f"_eval_{kind.__name__.lower()}" for kind in get_args(ir.Expr)}
@@ -425,11 +428,23 @@ class Evaluation(Models):
             for test in tests:
                 self.eval(test)
         value = self.eval(node.element)
+        if node.kind == "dict" and not conditions:
+            self._cast_entries(node, value)
         self.frame.env.clear()
         self.frame.env.update(kept)
         if isinstance(value, Params):
             return replace(value, partly=value.partly or conditions > 0)
         return NOTHING if node.kind == "dict" else Many(value)
+
+    def _cast_entries(self, node: ir.Comprehension, value: Value) -> None:
+        """Note that every entry of a batch, which a loop has just bound, is cast whatever it holds."""
+        if not self.loops or not isinstance(node.element, ir.Call) or not isinstance(value, (Tensor, Opaque)):
+            return
+        source, entry = root_name(node.loops[0][1]), self.frame.env.get(root_name(node.element))
+        if source not in self.frame.env or source in self.loops[0].start or isinstance(entry, Params):
+            return
+        if value.origin == "cast" and value.dtypes <= HALVES:
+            self.notice("cast_entries", Tensor(value.dtypes), node.at)
 
     def _eval_walrus(self, node: ir.Walrus) -> Value:
         value = self.eval(node.value)
@@ -506,20 +521,18 @@ def region_of(value: Value) -> Region | None:
     return None
 
 
-def part_of(output: Opaque, part: Opaque, name: str) -> Opaque:
-    """``part`` as the part of that name of a model's output: in the region's dtype too, unless it is a loss."""
-    if output.origin != "model" or part.number:
-        return part
-    if "loss" in name.lower():
-        return replace(part, dtypes=ANY, origin="")
-    return replace(part, dtypes=output.dtypes, origin="model")
-
-
 def dotted_text(node: ir.Expr) -> str:
     if isinstance(node, ir.Call):
         return dotted_text(node.func)
     if isinstance(node, ir.Attr):
         return f"{dotted_text(node.base)}.{node.name}"
+    return node.id if isinstance(node, ir.Name) else ""
+
+
+def root_name(node: ir.Expr) -> str:
+    """The name at the start of attributes, subscripts and calls; empty if there is none."""
+    while isinstance(node, (ir.Attr, ir.Subscript, ir.Call)):
+        node = node.func if isinstance(node, ir.Call) else node.base
     return node.id if isinstance(node, ir.Name) else ""
 
 
@@ -542,14 +555,6 @@ def _part(value: Value, number: int, target: ir.Sequence) -> Value:
     if number == star:
         return Items(value.items[star : star + extra + 1])
     return value.items[number if number < star else number + extra]
-
-
-def extended(before: Items | Many, added: Value) -> Value:
-    if isinstance(before, Items) and isinstance(added, Items) and len(before.items) + len(added.items) <= 64:
-        return Items((*before.items, *added.items))
-    if isinstance(before, Items) and not before.items:
-        return added if isinstance(added, (Items, Many)) else Many(element(added))
-    return Many(join(element(before), element(added)))
 
 
 def _is_output(value: Value) -> bool:

@@ -50,14 +50,15 @@ class Entry:
 
 @dataclass(slots=True)
 class Loop:
-    """A loop in progress: what names held before it, under how many calls and conditions, and whether it runs or
-    trains a model.
+    """A loop in progress: what names held before it, under how many calls and conditions, whether it runs or trains a
+    model, and whether it does so in low precision.
     """
 
     start: Mapping[str, Value]
     depth: int
     guards: int = 0
     trains: bool = False
+    low: bool = False
 
 
 class Operations(abc.ABC):
@@ -99,6 +100,8 @@ class Operations(abc.ABC):
             return
         self.entries.append(Entry(region, (self.path, at), len(self.active)))
         self.record.live_modules.setdefault(self.path, set()).add(region)
+        for loop in self.loops:
+            loop.low = loop.low or region.live
         try:
             yield
         finally:
@@ -229,9 +232,14 @@ class Operations(abc.ABC):
         self._use(op, Tensor(tensor.dtypes, by or tensor.by, tensor.assumed, origin=tensor.origin), (), [tensor], at)
 
     def synchronised(self, value: Value, at: int) -> None:
-        """Note that the host waits for the device, in every round of a loop that trains."""
+        """Note that the host waits for the device, in every round of a loop that trains in low precision."""
         loop = self.loops[-1] if self.loops else None
-        if loop is not None and loop.trains and (loop.depth, loop.guards) == (len(self.active), self.guards):
+        if (
+            loop is not None
+            and loop.trains
+            and loop.low
+            and (loop.depth, loop.guards) == (len(self.active), self.guards)
+        ):
             self.notice("synchronise", self.tensor_of(value) or _ANY_TENSOR, at)
 
     def _use(

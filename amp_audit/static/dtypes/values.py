@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -366,6 +366,23 @@ def element(value: Value) -> Value:
     if isinstance(value, Opaque) and value.id:
         return Opaque((value, "[]"), dtypes=value.dtypes, origin=value.origin)
     return NOTHING
+
+
+def part_of(output: Opaque, part: Opaque, name: str) -> Opaque:
+    """``part`` as the part of that name of a model's output: in the region's dtype too, unless it is a loss."""
+    if output.origin != "model" or part.number:
+        return part
+    if "loss" in name.lower():
+        return replace(part, dtypes=ANY, origin="")
+    return replace(part, dtypes=output.dtypes, origin="model")
+
+
+def extended(before: Items | Many, added: Value) -> Value:
+    if isinstance(before, Items) and isinstance(added, Items) and len(before.items) + len(added.items) <= 64:
+        return Items((*before.items, *added.items))
+    if isinstance(before, Items) and not before.items:
+        return added if isinstance(added, (Items, Many)) else Many(element(added))
+    return Many(join(element(before), element(added)))
 
 
 def is_none(value: Value) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from amp_audit.static import ir, project
 from amp_audit.static.dtypes.calls import Calls
-from amp_audit.static.dtypes.evaluate import ARITHMETIC, Frame, extended, has_decorator, region_of
+from amp_audit.static.dtypes.evaluate import ARITHMETIC, Frame, has_decorator, region_of
 from amp_audit.static.dtypes.ops import Entry, Loop
 from amp_audit.static.dtypes.record import Cast
 from amp_audit.static.dtypes.values import (
@@ -30,6 +30,7 @@ from amp_audit.static.dtypes.values import (
     Type,
     Value,
     element,
+    extended,
     join,
     options,
 )
