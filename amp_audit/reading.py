@@ -140,7 +140,7 @@ def read(
     options = static.Options(follow=follow, rules=in_force, cache=cache, thorough=thorough)
     result = static.check_files(files, book, options)
     texts = {path: data.decode("utf-8", "replace") for path, data in files.given.items()}
-    return Read(result.findings, result.coverage, files=tuple(files.paths), texts=texts)
+    return Read(result.findings, result.coverage, files=(*files.paths, *files.configs), texts=texts)
 
 
 def assemble(

@@ -42,12 +42,14 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a check gave: its findings, and how many files it read and skipped."""
+    """What the check of a project gave: its findings, and how many files it read and skipped. Only one in which
+    nothing ``failed`` is kept."""
 
     findings: tuple[Finding, ...]
     checked: int
     skipped: int
     notes: tuple[str, ...]
+    failed: int = 0
 
 
 @dataclass(slots=True)

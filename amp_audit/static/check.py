@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from amp_audit.model import Coverage, Finding
 from amp_audit.rulebook import Rulebook
-from amp_audit.static import configs, dtypes, paths, patterns
+from amp_audit.static import cache
+from amp_audit.static.cache import Entry
 from amp_audit.static.deep import with_deep_stack
-from amp_audit.static.findings import File, present, settle, unreadable
-from amp_audit.static.fixes.builder import Builder
-from amp_audit.static.loading import lower_all
-from amp_audit.static.position import LoweringError
-from amp_audit.static.project import Project
-from amp_audit.static.raw import RawFinding
+from amp_audit.static.layout import Layout
 from amp_audit.static.screen import Screen, screen
 from amp_audit.static.selection import Selection, local_imports, root_of, select
-from amp_audit.static.sources import STDIN, Gathered, Source, Unreadable, decode, gather, read_bytes
+from amp_audit.static.sources import STDIN, Gathered, Unreadable, gather, read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +66,10 @@ def check_files(gathered: Gathered, book: Rulebook, options: Options) -> CheckRe
         files = list(dict.fromkeys([*files, *(imported for path in files for imported in local_imports(path))]))
     groups = _by_root(files, gathered.searched)
     result = with_deep_stack(lambda: _check(groups, book, options, gathered.given))
+    if not gathered.configs:
+        return result
+    from amp_audit.static import configs
+
     found, read = configs.in_files(gathered.configs, book)
     wanted = [each for each in found if each.location and each.rule in options.rules_for(each.location.path, book)]
     findings = sorted((*result.findings, *wanted), key=lambda finding: finding.sort_key)
@@ -82,15 +81,12 @@ def _check(
     groups: Mapping[str, Sequence[str]], book: Rulebook, options: Options, given: Mapping[str, bytes]
 ) -> CheckResult:
     sieve = screen(book)
-    outcomes = []
-    for root, own in groups.items():
-        outcomes.append(_Outcome(own, root, book, options))
-        outcomes[-1].run(sieve, given)
+    outcomes = [_outcome(own, root, book, options, sieve, given) for root, own in groups.items()]
     found = [finding for outcome in outcomes for finding in outcome.findings]
     coverage = Coverage(
         files_checked=sum(outcome.checked for outcome in outcomes),
         files_skipped=sum(outcome.skipped for outcome in outcomes),
-        files_failed=sum(len(outcome.failed) for outcome in outcomes),
+        files_failed=sum(outcome.failed for outcome in outcomes),
         notes=tuple(note for outcome in outcomes for note in outcome.notes),
     )
     return CheckResult(tuple(sorted(found, key=lambda finding: finding.sort_key)), coverage)
@@ -108,165 +104,53 @@ def _by_root(files: Sequence[str], searched: Sequence[str]) -> dict[str, list[st
     return groups
 
 
-@dataclass(slots=True)
-class _Outcome:
-    """The check of one project, while it is made."""
-
-    paths: Sequence[str]
-    root: str
-    book: Rulebook
-    options: Options
-    checked: int = 0
-    skipped: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    failed: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
-
-    selection: Selection = field(init=False)
-
-    def run(self, sieve: Screen, given: Mapping[str, bytes]) -> None:
-        """Check the project, or take what an earlier check found."""
-        if self.options.cache is None or self.options.follow:
-            self._run(sieve, given)
-            return
-        from amp_audit.static import cache
-
-        data = self._contents(given)
-        name = cache.key(self.root, data, self._said())
-        known = cache.load(self.options.cache, name) if data else None
-        if known is not None:
-            self.findings += known.findings
-            self.checked, self.skipped = known.checked, known.skipped
-            self.notes += known.notes
-            return
-        project = self._run(sieve, data)
-        if self.failed or (project is not None and project.read_everything):
-            return
+def _outcome(
+    paths: Sequence[str], root: str, book: Rulebook, options: Options, sieve: Screen, given: Mapping[str, bytes]
+) -> Entry:
+    """Check one project, or take what an earlier check found."""
+    if options.cache is None or options.follow or options.thorough:
+        return _examined(select(paths, root, sieve, prefilter=options.prefilter, given=given), book, options)[0]
+    data = _contents(paths, given)
+    name = cache.key(root, data, _said(paths, book, options))
+    known = cache.load(options.cache, name) if data else None
+    if known is not None:
+        return known
+    selection = select(paths, root, sieve, prefilter=options.prefilter, given=data)
+    made, layout = _examined(selection, book, options)
+    if layout is not None and not made.failed:
         looked = cache.Looked()
-        looked.into(self.selection.looked_into)
-        for layout in (self.selection.layout, project.layout if project is not None else None):
-            if layout is not None:
-                looked.at(layout)
-        entry = cache.Entry(tuple(self.findings), self.checked, self.skipped, tuple(self.notes))
-        cache.store(self.options.cache, name, entry, looked)
-
-    def _contents(self, given: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The bytes of the files asked for; those that cannot be read are left to the check."""
-        found = {}
-        for path in self.paths:
-            with contextlib.suppress(Unreadable):
-                found[path] = given[path] if path in given else read_bytes(path)
-        return found
-
-    def _said(self) -> list[str]:
-        """All that what is found depends on beside the files, as texts."""
-        folders = {os.path.dirname(os.path.abspath(path)) for path in self.paths}
-        rules = {path: sorted(self.options.rules_for(path, self.book)) for path in self.paths}
-        return [
-            repr(self.options.prefilter),
-            repr(sorted(self.book.rules.items())),
-            repr(rules),
-            repr(sorted((folder, root_of(os.path.join(folder, "file"))) for folder in folders)),
-        ]
-
-    def _run(self, sieve: Screen, given: Mapping[str, bytes]) -> Project | None:
-        self.selection = select(self.paths, self.root, sieve, prefilter=self.options.prefilter, given=given)
-        self.skipped = self.selection.skipped
-        if self.selection.left_out:
-            self.notes.append(
-                f"{self.selection.root}: what the files import was read in part, since it is a whole library"
-            )
-        for path, error in self.selection.failed.items():
-            self._fail(path, error)
-        files = {file.source.path: file for file in self._files()}
-        if not files:
-            return None
-        project = Project((file.module for file in files.values()), Path(self.selection.root))
-        asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
-        builder = Builder(project, thorough=self.options.thorough)
-        self.findings += present(self._raw(project), files, asked, self.book, builder.of)
-        self.notes += builder.notes
-        self.checked = len(asked.keys() - self.failed)
-        return project
-
-    def _asked(self, files: dict[str, File]) -> frozenset[str]:
-        """The files whose findings are wanted."""
-        return frozenset(files if self.options.follow else files.keys() & self.selection.checked.keys())
-
-    def _files(self) -> Iterator[File]:
-        """The files that could be lowered."""
-        sources = [*self._sources(self.selection.checked), *self._sources(self.selection.context)]
-        lowered = lower_all(sources)
-        for source in sources:
-            module = lowered[source.path]
-            if isinstance(module, LoweringError):
-                cell, line = source.place(module.line)
-                self._give_up(
-                    source.path, Unreadable(str(module), line, source.column(module.line, module.column), cell)
-                )
-            else:
-                yield File(source, module)
-
-    def _sources(self, data: Mapping[str, bytes]) -> Iterator[Source]:
-        for path, content in data.items():
-            try:
-                source = decode(path, content)
-            except Unreadable as error:
-                self._give_up(path, error)
-                continue
-            for broken in source.broken:
-                self._give_up(path, broken)
-            yield source
-
-    def _give_up(self, path: str, error: Unreadable) -> None:
-        """A file that is no Python: it fails, unless nobody asked for it or nothing in it could matter."""
-        asked = path in self.selection.checked
-        if path in self.selection.telling and (asked or self.options.follow):
-            self._fail(path, error)
-        elif asked:
-            self.skipped += 1
-
-    def _fail(self, path: str, error: Unreadable) -> None:
-        self.failed.add(path)
-        self.findings.append(unreadable(path, error, self.book))
-
-    def _raw(self, project: Project) -> list[RawFinding]:
-        """What the detectors find; one that fails costs its own findings, not those of the others."""
-        found = []
-        for name, detector in _DETECTORS.items():
-            try:
-                found.append(detector(project, self.book, self))
-            except Exception:
-                self.failed.add(f"{self.selection.root} ({name})")
-                self.notes.append(_internal(name, self.selection.root))
-        return settle(found)
+        looked.into(selection.looked_into)
+        looked.at(layout)
+        looked.at(selection.layout)
+        cache.store(options.cache, name, made, looked)
+    return made
 
 
-def _internal(detector: str, root: str) -> str:
-    lines = traceback.format_exc().strip().splitlines()
-    place = next((line.strip() for line in reversed(lines) if line.strip().startswith("File ")), "")
-    return f"internal error in the {detector} of {root}: {lines[-1]} ({place}); please report it"
+def _examined(selection: Selection, book: Rulebook, options: Options) -> tuple[Entry, Layout | None]:
+    """What a selection gives, and where it looked for imports (None: everywhere)."""
+    if not (selection.checked or selection.context or selection.failed):
+        return Entry((), 0, selection.skipped, ()), selection.layout
+    # Only here: what reads programs takes longer to load than most commits take to check.
+    from amp_audit.static.examination import examine
+
+    return examine(selection, book, options)
 
 
-def _patterns(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
-    found, failures = patterns.find(project, book)
-    outcome.notes += failures
-    outcome.failed.update(failures)
+def _contents(paths: Sequence[str], given: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The bytes of files; those that cannot be read are left to the check."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(Unreadable):
+            found[path] = given[path] if path in given else read_bytes(path)
     return found
 
 
-def _paths(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
-    found, unfinished = paths.find(project, book)
-    outcome.notes += unfinished
-    return found
-
-
-def _dtypes(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
-    return dtypes.find(project, book)
-
-
-_DETECTORS: dict[str, Callable[[Project, Rulebook, _Outcome], list[RawFinding]]] = {
-    "patterns": _patterns,
-    "paths": _paths,
-    "dtypes": _dtypes,
-}
+def _said(paths: Sequence[str], book: Rulebook, options: Options) -> list[str]:
+    """All that what is found depends on beside the files, as texts."""
+    folders = {os.path.dirname(os.path.abspath(path)) for path in paths}
+    return [
+        repr(options.prefilter),
+        repr(sorted(book.rules.items())),
+        repr({path: sorted(options.rules_for(path, book)) for path in paths}),
+        repr(sorted((folder, root_of(os.path.join(folder, "file"))) for folder in folders)),
+    ]

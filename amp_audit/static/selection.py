@@ -82,11 +82,11 @@ class Selection:
     root: str
     checked: dict[str, bytes]
     context: dict[str, bytes]
+    layout: Layout
     skipped: int = 0
     failed: dict[str, Unreadable] = field(default_factory=dict)
     telling: frozenset[str] = frozenset()
     left_out: bool = False
-    layout: Layout | None = None
     looked_into: Mapping[str, bytes | None] = field(default_factory=dict)
 
 
@@ -134,7 +134,7 @@ class _Selector:
         beside.update((path, None) for path in self.failed if path not in failed)
         telling = frozenset(path for path in (*checked, *context) if self._matters(self._key(path)))
         skipped = len(given) - len(checked)
-        return Selection(self.root, checked, context, skipped, failed, telling, self.left_out, self.layout, beside)
+        return Selection(self.root, checked, context, self.layout, skipped, failed, telling, self.left_out, beside)
 
     def _around(self, given: Sequence[str], alive: Sequence[str]) -> list[str]:
         """Of the other files those that train with the ones alive, and the models that these may build unnamed."""

@@ -13,7 +13,7 @@ import pytest
 from amp_audit import rulebook
 from amp_audit.model import Finding
 from amp_audit.static import cache
-from amp_audit.static import check as module
+from amp_audit.static import examination as module
 from amp_audit.static.check import CheckResult, Options, check
 
 BOOK = rulebook.load()

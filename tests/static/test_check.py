@@ -12,7 +12,7 @@ import pytest
 
 from amp_audit import rulebook
 from amp_audit.model import Finding, Severity
-from amp_audit.static import check as module
+from amp_audit.static import examination
 from amp_audit.static.check import CheckResult, Options, check
 from amp_audit.static.findings import tokens
 from amp_audit.static.sources import SourceError
@@ -130,11 +130,16 @@ def test_a_missing_path_and_a_folder_without_python(tmp_path: Path) -> None:
             check([path], BOOK)
 
 
+def test_a_default_that_calls_its_own_function_ends(tmp_path: Path) -> None:
+    source = "import torch\n\n\ndef train(x, flag=train(0)):\n    return x.half() + flag\n\n\ntrain(torch.half)\n"
+    assert run(tmp_path / "train.py", source).coverage.notes == ()
+
+
 def test_an_error_of_a_detector_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> list[object]:
         raise KeyError("lost")
 
-    monkeypatch.setitem(module._DETECTORS, "dtypes", broken)  # type: ignore[arg-type]
+    monkeypatch.setitem(examination._DETECTORS, "dtypes", broken)  # type: ignore[arg-type]
     result = run(tmp_path / "train.py", CLIP)
     assert only(result).rule == "AMP202"
     assert result.coverage.files_failed == 1

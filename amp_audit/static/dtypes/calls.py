@@ -336,7 +336,11 @@ class Calls(Evaluation):
         """A parameter that the call does not give: its default, which another caller may replace, or unknown."""
         key = (func.module.path, func.function.at, param.name)
         if param.default is not None:
-            value = self.aside(func.module, param.default, func.cls, func.env or {})
+            self.active.append((func.module.path, func.function.at))  # it may call the function itself
+            try:
+                value = self.aside(func.module, param.default, func.cls, func.env or {})
+            finally:
+                self.active.pop()
             if is_none(value):
                 return replace(Const.of(None), assumed=True)
             if isinstance(value, (Const, DType)):

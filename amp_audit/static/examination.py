@@ -1,0 +1,151 @@
+"""The files of one project -> what the detectors find in them."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from amp_audit.model import Finding
+from amp_audit.rulebook import Rulebook
+from amp_audit.static import dtypes, paths, patterns
+from amp_audit.static.cache import Entry
+from amp_audit.static.findings import File, present, settle, unreadable
+from amp_audit.static.fixes.builder import Builder
+from amp_audit.static.layout import Layout
+from amp_audit.static.loading import lower_all
+from amp_audit.static.position import LoweringError
+from amp_audit.static.project import Project
+from amp_audit.static.raw import RawFinding
+from amp_audit.static.selection import Selection
+from amp_audit.static.sources import Source, Unreadable, decode
+
+if TYPE_CHECKING:
+    from amp_audit.static.check import Options
+
+
+def examine(selection: Selection, book: Rulebook, options: Options) -> tuple[Entry, Layout | None]:
+    """What the selected files give, and where imports were looked for (None: an answer rests on every file)."""
+    outcome = _Outcome(selection, book, options)
+    project = outcome.run()
+    made = Entry(tuple(outcome.findings), outcome.checked, outcome.skipped, tuple(outcome.notes), len(outcome.failed))
+    if project is None:
+        return made, selection.layout
+    return made, None if project.read_everything else project.layout
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """The examination of one project, while it is made."""
+
+    selection: Selection
+    book: Rulebook
+    options: Options
+    checked: int = 0
+    skipped: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self) -> Project | None:
+        self.skipped = self.selection.skipped
+        if self.selection.left_out:
+            self.notes.append(
+                f"{self.selection.root}: what the files import was read in part, since it is a whole library"
+            )
+        for path, error in self.selection.failed.items():
+            self._fail(path, error)
+        files = {file.source.path: file for file in self._files()}
+        if not files:
+            return None
+        project = Project((file.module for file in files.values()), Path(self.selection.root))
+        asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
+        builder = Builder(project, thorough=self.options.thorough)
+        self.findings += present(self._raw(project), files, asked, self.book, builder.of)
+        self.notes += builder.notes
+        self.checked = len(asked.keys() - self.failed)
+        return project
+
+    def _asked(self, files: dict[str, File]) -> frozenset[str]:
+        """The files whose findings are wanted."""
+        return frozenset(files if self.options.follow else files.keys() & self.selection.checked.keys())
+
+    def _files(self) -> Iterator[File]:
+        """The files that could be lowered."""
+        sources = [*self._sources(self.selection.checked), *self._sources(self.selection.context)]
+        lowered = lower_all(sources)
+        for source in sources:
+            module = lowered[source.path]
+            if isinstance(module, LoweringError):
+                cell, line = source.place(module.line)
+                self._give_up(
+                    source.path, Unreadable(str(module), line, source.column(module.line, module.column), cell)
+                )
+            else:
+                yield File(source, module)
+
+    def _sources(self, data: Mapping[str, bytes]) -> Iterator[Source]:
+        for path, content in data.items():
+            try:
+                source = decode(path, content)
+            except Unreadable as error:
+                self._give_up(path, error)
+                continue
+            for broken in source.broken:
+                self._give_up(path, broken)
+            yield source
+
+    def _give_up(self, path: str, error: Unreadable) -> None:
+        """A file that is no Python: it fails, unless nobody asked for it or nothing in it could matter."""
+        asked = path in self.selection.checked
+        if path in self.selection.telling and (asked or self.options.follow):
+            self._fail(path, error)
+        elif asked:
+            self.skipped += 1
+
+    def _fail(self, path: str, error: Unreadable) -> None:
+        self.failed.add(path)
+        self.findings.append(unreadable(path, error, self.book))
+
+    def _raw(self, project: Project) -> list[RawFinding]:
+        """What the detectors find; one that fails costs its own findings, not those of the others."""
+        found = []
+        for name, detector in _DETECTORS.items():
+            try:
+                found.append(detector(project, self.book, self))
+            except Exception:
+                self.failed.add(f"{self.selection.root} ({name})")
+                self.notes.append(_internal(name, self.selection.root))
+        return settle(found)
+
+
+def _internal(detector: str, root: str) -> str:
+    lines = traceback.format_exc().strip().splitlines()
+    place = next((line.strip() for line in reversed(lines) if line.strip().startswith("File ")), "")
+    return f"internal error in the {detector} of {root}: {lines[-1]} ({place}); please report it"
+
+
+def _patterns(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
+    found, failures = patterns.find(project, book)
+    outcome.notes += failures
+    outcome.failed.update(failures)
+    return found
+
+
+def _paths(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
+    found, unfinished = paths.find(project, book)
+    outcome.notes += unfinished
+    return found
+
+
+def _dtypes(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
+    return dtypes.find(project, book)
+
+
+_DETECTORS: dict[str, Callable[[Project, Rulebook, _Outcome], list[RawFinding]]] = {
+    "patterns": _patterns,
+    "paths": _paths,
+    "dtypes": _dtypes,
+}
