@@ -32,7 +32,9 @@ def order(
     rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
 ) -> Iterator[RawFinding]:
     """What is done to gradients before apex unscales them, and what comes to ``initialize`` too early or never."""
-    if "apex" not in module.words and "amp" not in module.words:
+    if module.words.isdisjoint({"scale_loss", "initialize"}):
+        return
+    if not any("apex" in each.words for each in (module, *project.modules.values())):
         return
     look = _Look(rule, detector, module, project, origins)
     for where, body in spaces(module):

@@ -17,17 +17,24 @@ from amp_audit.static import ir
 from amp_audit.static.findings import fingerprint
 from amp_audit.static.jsontext import members, skip_space
 from amp_audit.static.literals import number
+from amp_audit.static.project import Project
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.selection import path_in_project
 from amp_audit.static.sources import Unreadable, read_bytes
 from amp_audit.static.traverse import expressions, statements, walk
 
+_READERS = frozenset(
+    {"deepspeed", "DeepSpeedPlugin", "Accelerator", "TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig"}
+)
+"""What takes such configurations: a project that names none of these has none."""
+
 
 class Configs:
-    """The ``config`` detectors of a rulebook."""
+    """The ``config`` detectors of a rulebook, for the dicts of a project."""
 
-    def __init__(self, book: Rulebook) -> None:
-        self._detectors = book.detectors("static", "config")
+    def __init__(self, project: Project, book: Rulebook) -> None:
+        has_readers = any(not _READERS.isdisjoint(module.words) for module in project.modules.values())
+        self._detectors = book.detectors("static", "config") if has_readers else []
 
     def of(self, module: ir.Module) -> Iterator[RawFinding]:
         """Findings in the dicts of one module, outer ones first; one that lies in another is not looked at apart."""

@@ -209,7 +209,7 @@ class _Look:
 
     def in_trainers(self) -> Iterator[RawFinding]:
         """A scaler inside a subclass of the Trainer of transformers that trains with fp16."""
-        if "Trainer" not in " ".join(sorted(self.module.words)):
+        if self.module.words.isdisjoint(_TRAINERS):
             return
         for node in statements(self.module.body, into=True):
             if not isinstance(node, ir.Class) or not self._is_hf_trainer(ClassRef(self.module, node)):
@@ -360,7 +360,7 @@ def deepspeed(
     rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
 ) -> Iterator[RawFinding]:
     """Backward and step past the engine, a scaler beside it, and a config that says otherwise than the arguments."""
-    if not any("deepspeed" in word for word in module.words):
+    if "deepspeed" not in module.words:
         return
     around = list(spaces(module))
     engines, optimizers = _engines(around, module, project)

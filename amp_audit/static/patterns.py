@@ -46,7 +46,7 @@ _METHODS = frozenset({"scale", "step", "update", "unscale_", "backward"})
 
 def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]:
     """Findings of all ``call`` and ``check`` detectors, and a note for each module in which one failed."""
-    calls, configs = _Calls(project, book), Configs(book)
+    calls, configs = _Calls(project, book), Configs(project, book)
     settings = _Settings(project, book, calls.origins)
     checks = [(rule, detector, _function(detector)) for rule, detector in book.detectors("static", "check")]
     found: list[RawFinding] = []

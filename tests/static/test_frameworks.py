@@ -1,0 +1,79 @@
+"""AMP802, AMP804, AMP805, AMP806: what the frameworks were told, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from amp_audit.model import Confidence
+from tests.static.found import findings, lines
+
+LIGHTNING = """\
+import lightning.pytorch as pl
+import torch
+class Net(pl.LightningModule):
+    automatic_optimization = False
+    def training_step(self, batch, index):
+        self.manual_backward(batch.mean())
+        self.clip_gradients(self.optimizers(), 1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("trainer", "confidence"),
+    [
+        ("pl.Trainer(precision='16-mixed')\n", Confidence.HIGH),
+        ("pl.Trainer(precision=args.precision)\n", Confidence.MEDIUM),
+        ("pl.Trainer(precision='bf16-mixed')\n", None),
+        ("pl.Trainer()\n", None),
+        ("", None),
+    ],
+)
+def test_manual_clips_by_precision(tmp_path: Path, trainer: str, confidence: Confidence | None) -> None:
+    found = [f for f in findings(tmp_path, "AMP804", LIGHTNING + trainer) if "scale" in f.message]
+    assert [each.confidence for each in found] == ([confidence] if confidence is not None else [])
+
+
+def test_a_trainer_in_another_file(tmp_path: Path) -> None:
+    main = "import lightning.pytorch as pl\nfrom train import Net\npl.Trainer(precision=16).fit(Net())\n"
+    assert lines(tmp_path, "AMP804", LIGHTNING, main=main) == [7]
+
+
+@pytest.mark.parametrize(
+    ("load", "trained", "marked"),
+    [
+        ("A.from_pretrained('x', torch_dtype=torch.float16)", "Trainer(model=m, args=a)", [4]),
+        ("A.from_pretrained('x', dtype='float16')", "Trainer(m, a)", []),  # the arguments are not given by name
+        ("A.from_pretrained('x', dtype='float16')", "Trainer(m, args=a)", [4]),
+        ("A.from_pretrained('x', dtype=torch.bfloat16)", "Trainer(model=m, args=a)", []),
+        ("A.from_pretrained('x', dtype=torch.float16).float()", "Trainer(model=m, args=a)", []),
+        ("wrap(A.from_pretrained('x', dtype=torch.float16))", "Trainer(model=m, args=a)", []),
+        ("A.from_pretrained('x', dtype=torch.float16)", "Trainer(model=m, args=a, **more)", []),
+        ("A.from_pretrained('x', dtype=torch.float16)", "Trainer(model=other, args=a)", []),
+    ],
+)
+def test_half_loaded_models(tmp_path: Path, load: str, trained: str, marked: list[int]) -> None:
+    source = (
+        "import torch\nfrom transformers import AutoModel as A, Trainer, TrainingArguments\n"
+        f"a = TrainingArguments('out', fp16=True)\nm = {load}\nt = {trained}\n"
+    )
+    assert lines(tmp_path, "AMP802", source) == marked
+
+
+@pytest.mark.parametrize(
+    ("step", "marked"),
+    [
+        ("engine.backward(loss)\n    engine.step()", []),
+        ("loss.backward()\n    engine.step()", [5]),
+        ("engine.backward(loss)\n    optimizer.step()", [6]),
+        ("aux = torch.ones(1, requires_grad=True).sum()\n    aux.backward()", []),
+        ("loss.detach().item()", []),
+    ],
+)
+def test_deepspeed_engines(tmp_path: Path, step: str, marked: list[int]) -> None:
+    source = (
+        "import deepspeed, torch\nengine, optimizer, _, _ = deepspeed.initialize(model=m, config=c)\n"
+        f"def train(x):\n    loss = engine(x).mean()\n    {step}\n"
+    )
+    assert lines(tmp_path, "AMP805", source) == marked

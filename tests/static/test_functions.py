@@ -1,0 +1,76 @@
+"""AMP312 and AMP319 beyond the rules' own examples: decorators, casts, and what counts as using the gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from amp_audit.model import Confidence
+from tests.static.found import findings, lines
+
+HEAD = "import torch\nfrom torch.autograd import Function\nregion = torch.autocast('cuda')\n"
+
+
+def function(forward: str, backward: str, decorator: str = "", head: str = HEAD) -> str:
+    mark = f"    {decorator}\n" if decorator else ""
+    return (
+        f"{head}class F(Function):\n    @staticmethod\n{mark}    def forward(ctx, x, w):\n"
+        f"        ctx.save_for_backward(x, w)\n        {forward}\n    @staticmethod\n{mark}    def backward(ctx, g):\n"
+        f"        x, w = ctx.saved_tensors\n        {backward}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "decorator", "marked"),
+    [
+        ("return x @ w", "return g @ w.t(), x.t() @ g", "", [4]),
+        ("return torch.mm(x, w)", "return torch.mm(g, w.t()), torch.mm(x.t(), g)", "", [4]),
+        ("return x * w", "return g * w, g * x", "", []),
+        ("return x @ w", "return g.float() @ w.t(), x.t() @ g", "", []),
+        ("return x @ w", "return g @ g.t(), None", "", []),
+        ("return x @ w", "return g @ w.t(), x.t() @ g", "@somebodys.own", []),
+        ("return x @ w", "return g @ w.t(), x.t() @ g", "@torch.autograd.function.once_differentiable", [4]),
+    ],
+)
+def test_matmuls_in_backward(tmp_path: Path, forward: str, backward: str, decorator: str, marked: list[int]) -> None:
+    assert lines(tmp_path, "AMP312", function(forward, backward, decorator)) == marked
+
+
+def test_no_autocast_no_mismatch(tmp_path: Path) -> None:
+    source = function("return x @ w", "return g @ w.t(), x.t() @ g", head=HEAD.replace("autocast", "no_grad"))
+    assert lines(tmp_path, "AMP312", source + "half = torch.float16\n") == []
+
+
+def test_decorators_that_an_import_may_bring_from_either_place(tmp_path: Path) -> None:
+    head = (
+        HEAD
+        + "try:\n    from torch.amp import custom_bwd\nexcept ImportError:\n    from torch.cuda.amp import custom_bwd\n"
+    )
+    source = function("return x * w", "return g * w, g * x", head=head).replace(
+        "    def backward", "    @custom_bwd\n    def backward"
+    )
+    assert len(lines(tmp_path, "AMP312", source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("backward", "found"),
+    [
+        ("return x, None", True),
+        ("return x * g, None", False),
+        ("return torch.zeros_like(x), None", False),
+        ("return None, None", False),
+        ("raise NotImplementedError", False),
+        ("return (None,) * 2", False),
+        ("return tuple(map(lambda t: t * g, (x, w)))", False),
+        ("(lambda: g)()\n        return x, None", False),
+    ],
+)
+def test_what_counts_as_using_the_gradient(tmp_path: Path, backward: str, found: bool) -> None:
+    source = function("return x", backward) + "scaler = torch.amp.GradScaler('cuda')\n"
+    assert bool(lines(tmp_path, "AMP319", source)) is found
+
+
+def test_without_a_scaler_it_is_a_guess(tmp_path: Path) -> None:
+    (finding,) = findings(tmp_path, "AMP319", function("return x", "return x, None"))
+    assert finding.confidence is Confidence.LOW
