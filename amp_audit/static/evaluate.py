@@ -34,6 +34,7 @@ from amp_audit.static.values import (
     Tensor,
     Type,
     Value,
+    extended,
     is_volatile,
     key_of,
     label,
@@ -236,7 +237,7 @@ class Evaluator(abc.ABC):
                 return [(held, world)]
             if name == "grad" and base.volatile:
                 return [(GRADIENT, world)]
-            key, shown = short(f"{base.key}.{name}"), f"{base.text}.{name}" if base.text else text
+            key, shown = extended(base.key, name), f"{base.text}.{name}" if base.text else text
             return [(Symbol(key, shown, base.volatile, base.param), world)]
         return [(self.effects.get_attribute(base, name, world), world)]
 

@@ -314,6 +314,13 @@ def short(text: str) -> str:
     return text if len(text) <= _LONG else f"{text[:40]}…{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
+def extended(key: str, name: str) -> str:
+    """The key of an attribute. It ends with the name, by which the key of what has it is found again, as long as chains
+    of attributes are not endless.
+    """
+    return f"{key}.{name}" if len(key) < 2 * _LONG else short(f"{key}.{name}")
+
+
 _AMONG = " in {"
 
 

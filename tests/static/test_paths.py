@@ -699,3 +699,32 @@ def test_what_a_factory_builds_for_two_callers_are_two_things(built: str, expect
     text = FACTORY.replace("{built}", built)
     raw, _ = paths.find(Project([lowering.lower("/project/main.py", text)], Path("/project")), rulebook.load())
     assert {found.rule.id for found in raw} == expected
+
+
+@pytest.mark.parametrize("length", range(150, 250, 7))
+def test_a_model_with_a_long_history_is_one_model(length: int) -> None:
+    source = f"""
+import torch
+from elsewhere import build
+
+
+def train(settings, loader):
+    model = build(settings.{"x" * length})
+    model.train()
+    optimizer = make(model)
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def make(net):
+    return torch.optim.SGD(net.parameters(), lr=0.1)
+"""
+    raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert {found.rule.id for found in raw} == {"AMP202"}
