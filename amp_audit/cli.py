@@ -28,7 +28,7 @@ usage: amp-audit [OPTIONS] TRAIN.py [ARGS...]       read it, run it, one report
        amp-audit report [OPTIONS] TRACE...          show traces, ranks merged
        amp-audit explain RULE                       what a rule is about
        amp-audit rules                              all rules, one line each
-       amp-audit doctor [--json]                    what this machine and torch can do
+       amp-audit doctor [--json]                    what this machine can do
 """
 
 ABOUT = """\
