@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from amp_audit.static import devices, ir
 from amp_audit.static.frozen import is_frozen
 from amp_audit.static.gates import is_gated
+from amp_audit.static.hot import definitions
 from amp_audit.static.origins import Origins
 from amp_audit.static.project import Project
 from amp_audit.static.signatures import argument
 from amp_audit.static.sites import Site
-from amp_audit.static.traverse import expressions, statements, walk
+from amp_audit.static.traverse import expressions, names_in, statements, walk
 
 _LOW_PRECISION = frozenset({"autocast", "GradScaler", "bfloat16", "float16", "half", "mixed_precision"})
 _SUSPENDING_ON_PURPOSE = ("contextmanager", "fixture", "hookimpl", "hookwrapper")
@@ -25,6 +26,8 @@ class Facts(Mapping[str, object]):
     name or attribute that nothing reads), used. ``applied_to``: what the result is called with: tensor | module |
     other | none. ``suspends``: whether a generator yields inside the ``with`` that the call is the context of.
     ``disabled``: whether a literal turns it off. ``low_precision``: whether the module has a name of mixed precision.
+    ``disables_inside``: whether a model of the project turns autocast off in its forward, in a module that trains under
+    it and leaves ``backward_pass_autocast`` alone.
     ``scaler``: whether the module has a GradScaler. ``xla``: whether it imports torch_xla whatever runs.
     ``frozen``: whether a decorator reads `enabled` at import, and code that runs later changes it.
     ``device``: what the module chooses from while it runs, where nothing at the place follows that choice: accelerator
@@ -101,6 +104,14 @@ class Facts(Mapping[str, object]):
         given = argument(self.site.call, "enabled", name or "")
         return given.value if isinstance(given, ir.Arg) else None
 
+    def disables_inside(self) -> bool:
+        trains = {"backward", "autocast"} <= self.site.where.module.words
+        modules = self.project.modules.values()
+        if not trains or any("backward_pass_autocast" in module.words for module in modules):
+            return False
+        functions = (f for module in modules if "autocast" in module.words for f, _ in definitions(module.body))
+        return any(f.name == "forward" and _turns_off(f) for f in functions)
+
     def scaler(self) -> bool:
         return not self.site.where.module.words.isdisjoint(("GradScaler", "ShardedGradScaler"))
 
@@ -127,6 +138,12 @@ class Facts(Mapping[str, object]):
         if any(_is_made_to_suspend(decorator) for decorator in scope.function.decorators):
             return False
         return any(isinstance(part, ir.Yield) for part in _parts(region.body))
+
+
+def _turns_off(function: ir.Function) -> bool:
+    """Whether a function enters a region that a literal turns off."""
+    calls = (part for part in _parts(function.body) if isinstance(part, ir.Call))
+    return any(is_disabled(call) and "autocast" in names_in(call.func) for call in calls)
 
 
 def is_disabled(call: ir.Call) -> bool:
@@ -205,6 +222,7 @@ _FACTS: dict[str, Callable[[Facts], object]] = {
     "low_precision": lambda facts: uses_low_precision(facts.site.where.module),
     "gated": lambda facts: is_gated(facts.site.gates, facts.site.where, facts.project),
     "bare": lambda facts: facts.site.bare,
+    "disables_inside": Facts.disables_inside,
     "scaler": Facts.scaler,
     "xla": Facts.xla,
     "frozen": Facts.frozen,
