@@ -101,14 +101,18 @@ def _scaling(module: ir.Module, survey: _Survey, project: Project) -> dict[str, 
     near = _closure({module.path}, survey.importers)
     found = {path: survey.parts[path] for path in near}
     for path in near:
+        if path.endswith("__init__.py"):
+            continue  # it hands on what does not belong together
         for owner, words in _imported_things(project.modules[path], project):
-            if owner is not None and not words.isdisjoint(_SCALING):
+            if not words.isdisjoint(_SCALING):
                 found[owner.path] = survey.parts[owner.path]
     return {path: part for path, part in found.items() if part.scaler is not None}
 
 
-def _imported_things(module: ir.Module, project: Project) -> Iterator[tuple[ir.Module | None, frozenset[str]]]:
-    """The functions, classes and modules of the project that a module imports, with the words in them."""
+def _imported_things(module: ir.Module, project: Project) -> Iterator[tuple[ir.Module, frozenset[str]]]:
+    """The functions, classes and modules of the project that a module imports, with the words in them; those that
+    another module hands on count where they stand.
+    """
     for node in statements(module.body, into=True):
         for _, target in node.bindings if isinstance(node, ir.Import) else ():
             thing = project.imported(module, target)
@@ -147,23 +151,15 @@ def _closure(paths: set[str], edges: dict[str, set[str]]) -> set[str]:
 
 def _survey(project: Project, origins: Origins) -> _Survey:
     parts = {module.path: _Reader(module, project, origins).part() for module in project.modules.values()}
-    imports = {module.path: _imported(module, project) for module in project.modules.values()}
+    imports = {
+        module.path: {owner.path for owner, _ in _imported_things(module, project)} - {module.path}
+        for module in project.modules.values()
+    }
     importers: dict[str, set[str]] = {}
     for path, targets in imports.items():
         for target in targets:
             importers.setdefault(target, set()).add(path)
     return _Survey(parts, imports, importers)
-
-
-def _imported(module: ir.Module, project: Project) -> set[str]:
-    """The modules of the project that a module imports."""
-    targets = {
-        target
-        for node in statements(module.body, into=True)
-        if isinstance(node, ir.Import)
-        for target in (*node.loads, *(target for _, target in node.bindings))
-    }
-    return {path for target in targets for path in project.loaded(module, target)} - {module.path}
 
 
 class _Reader:

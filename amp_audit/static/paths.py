@@ -17,6 +17,7 @@ from amp_audit.static.deciding import Deciding, deciding
 from amp_audit.static.hot import Heat, definitions
 from amp_audit.static.project import ClassRef, Project
 from amp_audit.static.raw import RawFinding, RawStep
+from amp_audit.static.repeats import repeated
 from amp_audit.static.values import Func, Instance, Literal, Value
 from amp_audit.static.walk import OutOfFuel, Walker
 from amp_audit.static.world import Frame, Limits, Place, World, melt, merge
@@ -76,6 +77,7 @@ class _Surveyor:
         self.heat = Heat(self.modules)
         self.watch: Watch[Place] = Watch(book, "static")
         self.done = Survey(deciding(self.modules, self.heat))
+        self.repeated = frozenset().union(*map(repeated, self.modules))
 
     def survey(self) -> Survey:
         bases = {module.path: self.walk_module(module) for module in self.modules}
@@ -113,7 +115,11 @@ class _Surveyor:
 
         def run(walker: Walker, world: World) -> list[World]:
             for bound, each in _selves(walker, module, function, cls, world):
-                _follow_blindly(walker, Func(module, function, bound, {}, cls), each)
+                func = Func(module, function, bound, {}, cls)
+                ends = merge(_follow_blindly(walker, func, each))
+                for end in ends if function.name in self.repeated else ():
+                    end.stamp = (1,)
+                    _follow_blindly(walker, func, end)
             return []
 
         self._attempt(module, function.qualname, start, run)

@@ -272,13 +272,6 @@ class Project:
             binding = self.member(binding, name)
         return binding
 
-    def loaded(self, module: ir.Module, target: str) -> Iterator[str]:
-        """The paths of the modules read that an import target in ``module`` loads."""
-        for path in self.layout.loaded(module.path, target):
-            found = self._by_path.get(path)
-            if found is not None:
-                yield found.path
-
     # Members
 
     def member(self, binding: Binding, attr: str) -> Binding:

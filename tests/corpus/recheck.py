@@ -55,7 +55,9 @@ def findings(command: str, folder: Path) -> Iterator[tuple[Place, str]]:
             yield (item["path"], line, item["rule"]), item["message"]
 
 
-def compare(told: dict[Place, str], judged: dict[Place, dict[str, str]]) -> tuple[list[Place], list[Place], list[Place]]:
+def compare(
+    told: dict[Place, str], judged: dict[Place, dict[str, str]]
+) -> tuple[list[Place], list[Place], list[Place]]:
     """True ones that are gone, false ones that are told, and what nobody has judged."""
     gone = [place for place, row in judged.items() if row["verdict"] == "true" and place not in told]
     false = [place for place, row in judged.items() if row["verdict"] == "false" and place in told]

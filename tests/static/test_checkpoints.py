@@ -123,6 +123,23 @@ def test_a_library_that_can_scale_does_not_scale_for_everyone_who_imports_it() -
     assert found(library=library, main=source.replace("THING", "supervised")) == [("main", 4, Confidence.HIGH)]
 
 
+def test_what_a_package_hands_on_need_not_belong_together() -> None:
+    scaled = (
+        "import torch\nclass Scaled:\n    def __init__(self):\n        self.scaler = torch.amp.GradScaler('cuda')\n"
+    )
+    plain = f"import torch\nclass Plain:\n    def save(self, model, optimizer):\n        torch.save({BARE}, 'a')\n"
+    sources = {
+        "trainers/__init__": "from .scaled import Scaled\nfrom .plain import Plain\n",
+        "trainers/scaled": scaled,
+        "trainers/plain": plain,
+        "run_scaled": "from trainers import Scaled\nScaled()\n",
+        "run_plain": "from trainers import Plain\nPlain()\n",
+    }
+    assert found(**sources) == []
+    both = sources | {"run_plain": "from trainers import Plain, Scaled\nScaled()\nPlain()\n"}
+    assert [name for name, _, _ in found(**both)] == ["plain"]
+
+
 @pytest.mark.parametrize(
     ("enabled", "expected"),
     [

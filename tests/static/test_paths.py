@@ -728,3 +728,42 @@ def make(net):
 """
     raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
     assert {found.rule.id for found in raw} == {"AMP202"}
+
+
+REPEATED = """
+import torch
+from torch import nn
+
+class Trainer:
+    def __init__(self, args):
+        self.args = args
+
+    def fit_epoch(self, loader, model, optimizer):
+        scaler = torch.amp.GradScaler("cuda")
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda"):
+                loss = nn.functional.mse_loss(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "expected"),
+    [
+        ("for epoch in range(9): trainer.fit_epoch(loader, model, optimizer)", {"AMP214"}),
+        ("while True: trainer.fit_epoch(loader, model, optimizer)", {"AMP214"}),
+        ("trainer.fit_epoch(loader, model, optimizer)", set()),
+        (
+            "for fold in folds:\n    model, optimizer = build(fold)\n    trainer.fit_epoch(loader, model, optimizer)",
+            set(),
+        ),
+        ("for fold in folds:\n    trainer = build(fold)\n    trainer.fit_epoch(loader, model, optimizer)", set()),
+    ],
+)
+def test_what_a_loop_elsewhere_calls_on_something_out_of_sight(loop: str, expected: set[str]) -> None:
+    main = "from registry import build\ndef main(loader, model, optimizer, folds, name):\n    trainer = build(name)\n"
+    source = main + textwrap.indent(loop, "    ")
+    assert {rule for rule, _, _ in found(REPEATED, source, names=("other",))} == expected
