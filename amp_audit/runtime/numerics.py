@@ -18,7 +18,17 @@ from amp_audit.runtime.memory import Memory
 from amp_audit.runtime.origins import Origin, Origins, Result
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Scene
 from amp_audit.runtime.queue import finite
-from amp_audit.runtime.shadow import CARRIERS, MOVES, base_name, compare, compare_cast, in_float32, repeatable, tensors
+from amp_audit.runtime.shadow import (
+    CARRIERS,
+    MOVES,
+    base_name,
+    compare,
+    compare_cast,
+    in_float32,
+    repeatable,
+    rounding,
+    tensors,
+)
 from amp_audit.trace.schema import Number
 
 _COPIES = frozenset({"copy_", "_foreach_copy_"})
@@ -41,6 +51,7 @@ class Numerics:
         self._deep = False
         self._casts: dict[CastKey, list[torch.Tensor]] = {}
         self._ops: dict[OpKey, list[torch.Tensor]] = {}
+        self._errors: dict[OpKey, list[torch.Tensor]] = {}
         self._made: Memory[torch.Tensor] = Memory()  # what rounding the values there lost
         self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameter -> (parameter, counts)
         self._exponents: Exponents[tuple[str, int]] = Exponents()  # by phase and site
@@ -61,6 +72,7 @@ class Numerics:
         self._counts = {key: CastCounts(*counts) for key, counts in _totals(self._casts).items()}
         if self._deep:
             self._tell_operators()
+            self._tell_errors()
             self._tell_gradients()
             self._tell_exponents()
             self._tell_origin()
@@ -73,7 +85,7 @@ class Numerics:
 
     def _forget(self) -> None:
         self._casts, self._ops, self._made, self._gradients = {}, {}, Memory(), {}
-        self._exponents, self._of_gradients, self._parameters = Exponents(), Exponents(), {}
+        self._errors, self._exponents, self._of_gradients, self._parameters = {}, Exponents(), Exponents(), {}
         self._origins, self._sinks = Origins(), []
 
     # Seeing operators
@@ -124,7 +136,7 @@ class Numerics:
     ) -> None:
         """Count by re-execution; where that cannot be, what is known of the memory written to is forgotten."""
         rounded = [result for result in results if result.dtype in _ROUNDED]
-        if not rounded or (again := repeatable(func)) is None:
+        if not any(result.dtype in LOW for result in results) or (again := repeatable(func)) is None:
             self._inherit(func, args, results)
             return
         references: list[torch.Tensor] | None = None
@@ -134,12 +146,16 @@ class Numerics:
             except Exception:  # whatever an operator says when it has no float32 form
                 again = False
         if references is None or len(references) != len(results):
-            self._host.unobserved(_name(func))
+            if rounded:
+                self._host.unobserved(_name(func))
             self._inherit(func, args, results)
             for result in rounded:
                 self._exponents.add((phase, site), result)
             return
         for reference, result in zip(references, results, strict=True):
+            if result.dtype in LOW and reference.shape == result.shape:
+                key = (_name(func), phase, short(result.dtype), site)
+                self._errors.setdefault(key, []).append(rounding(reference, result))
             if result.dtype not in _ROUNDED or reference.shape != result.shape:
                 self._made.write(result, None)
                 continue
@@ -210,6 +226,17 @@ class Numerics:
                     values=_named(counts),
                 )
             )
+
+    def _tell_errors(self) -> None:
+        """Only of operators that are off by more than rounding explains: of the others nothing would be said."""
+        for (op, phase, dtype, site), (errors, squares, elements) in _totals(self._errors).items():
+            half = torch.finfo(getattr(torch, dtype)).eps / 2
+            if not errors > squares * half * half:
+                continue
+            values: dict[str, float | int | None] = {
+                "errors": finite(errors), "squares": finite(squares), "elements": int(elements)
+            }  # fmt: skip
+            self._host.number(Number("rounding", self._host.places.place(site), None, op, phase, dtype, values))
 
     def _live_scale(self) -> float | None:
         scale = self._scene.current_scale
@@ -317,10 +344,10 @@ def _changes_type(source: torch.Tensor, result: torch.Tensor) -> bool:
 Key = Any
 
 
-def _totals(counted: Mapping[Key, list[torch.Tensor]]) -> dict[Key, list[int]]:
+def _totals(counted: Mapping[Key, list[torch.Tensor]]) -> dict[Key, list[Any]]:
     """The sums of the counts of each key, read together from each device."""
     sums = {key: torch.stack(counts).sum(0) if len(counts) > 1 else counts[0] for key, counts in counted.items()}
-    found: dict[Key, list[int]] = {}
+    found: dict[Key, list[Any]] = {}
     by_device: dict[torch.device, list[Key]] = {}
     for key, total in sums.items():
         by_device.setdefault(total.device, []).append(key)

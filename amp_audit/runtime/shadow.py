@@ -90,6 +90,20 @@ def compare(reference: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return torch.stack([nonzero, flushed, subnormal, reference.numel() - nonzero])
 
 
+def rounding(reference: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """How far ``out`` is from the float32 values it should have been rounded from: float64 [squares of the errors,
+    squares of the values, elements], on the device.
+
+    Only elements count that are finite and not subnormal in ``out``'s dtype: there rounding to nearest is off by half
+    of ``finfo.eps`` at most, relative to the value.
+    """
+    values, result = reference.double(), out.double()
+    counted = (reference.abs() >= torch.finfo(out.dtype).tiny) & result.isfinite() & values.isfinite()
+    errors = torch.where(counted, result - values, 0.0).square().sum()
+    squares = torch.where(counted, values, 0.0).square().sum()
+    return torch.stack([errors, squares, counted.sum().double()])
+
+
 def compare_cast(source: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """``compare`` of a cast with its own source, and the finite elements that became inf: int64, five numbers."""
     nonzero = torch.count_nonzero(source)

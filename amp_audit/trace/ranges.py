@@ -169,7 +169,76 @@ def together(traces: Iterable[Trace]) -> Magnitudes:
     return total
 
 
+_ACCUMULATE = frozenset(
+    {
+        *(
+            "sum",
+            "mean",
+            "prod",
+            "cumsum",
+            "cumprod",
+            "logcumsumexp",
+            "norm",
+            "linalg_vector_norm",
+            "var",
+            "std",
+            "dot",
+        ),
+        *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "convolution", "convolution_backward", "index_add"),
+        *("scatter_add", "scatter_reduce", "index_reduce", "embedding_dense_backward", "embedding_bag"),
+        *("_embedding_bag", "_embedding_bag_dense_backward", "segment_reduce"),
+    }
+)
+"""Operators that add up or multiply many elements into one."""
+
+
+_OF_THE_DTYPE = frozenset(
+    {"nextafter", "finfo", "fmod", "remainder", "floor_divide", "round", "floor", "ceil", "trunc"}
+)
+"""Operators that are meant to differ between dtypes, or jump where two values are as good as equal."""
+
+
+def accumulation_error(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Finding]:
+    """Each line where a long sum or product is off by more than rounding its result once explains."""
+    yield from _errors(trace, rule, detector, True)
+
+
+def rounding_error(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Finding]:
+    """Each line where any other op is off by more than rounding its result once explains."""
+    yield from _errors(trace, rule, detector, False)
+
+
+def _errors(trace: Trace, rule: Rule, detector: Detector, accumulates: bool) -> Iterator[Finding]:
+    lines: dict[Location | None, list[tuple[float, Number, int]]] = {}
+    for step, number in numbers(trace, "rounding"):
+        name = (number.op or "").removeprefix("aten.").partition(".")[0]
+        values, eps = number.values, EPS.get(number.dtype or "")
+        if (name in _ACCUMULATE) is not accumulates or eps is None or name in _OF_THE_DTYPE:
+            continue
+        if not values.get("squares") or (values.get("elements") or 0) < limit(rule, "elements"):
+            continue
+        times = math.sqrt(float(values["errors"] or 0.0) / float(values["squares"] or 1.0)) / eps
+        if times > float(detector.options["over"]):
+            lines.setdefault(where(number.place or Place()), []).append((times, number, step))
+    for place, seen in lines.items():
+        times, number, _ = max(seen, key=lambda item: item[0])
+        name = (number.op or "").removeprefix("aten.").partition(".")[0]
+        inside = " in the backward pass" if number.phase == "backward" else ""
+        message = f"{name} in {number.dtype}{inside} is off by {times:.1f} eps; rounding its result takes 0.5 at most"
+        steps = [step for _, _, step in seen]
+        found = finding(
+            rule, message, place, [measured("eps", round(times, 3), message, unit="eps", steps=steps, at=place)]
+        )
+        yield found if place is not None else replace(found, subject=Subject("run", "run"))
+
+
+EPS: Mapping[str, float] = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""``torch.finfo(dtype).eps``."""
+
+
 RANGES: Mapping[str, Measure] = {
     "loss_scale_window": loss_scale_window,
     "activation_near_overflow": activation_near_overflow,
+    "accumulation_error": accumulation_error,
+    "rounding_error": rounding_error,
 }

@@ -133,6 +133,8 @@ class Number:
                       ``nonfinite``. With phase forward or backward: what the ops of a module (``subject``) gave before
                       rounding to ``dtype``; with phase "gradient": a parameter's (``subject``) gradient. ``scale`` is
                       the loss scale in them
+    rounding          per op and line, by float32 re-execution, where rounding does not explain it: sums of squared
+                      errors and of squared values (finite, not subnormal), elements
     range             per op and line, forward, ``dtype`` float16, from 2**8 on: the largest finite magnitude, elements
     raised            an op that raised; ``subject`` is the first line of the error, ``dtype`` its first tensor's;
                       without ``op`` the error that ended the program, ``subject`` beginning with its type

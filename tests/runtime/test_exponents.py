@@ -178,3 +178,23 @@ def test_the_constants_of_a_mask_are_no_magnitude_of_the_model(tmp_path: Path) -
 
     with every_step_deep():
         assert numbers(recorded(train, tmp_path), "range") == []
+
+
+def test_rounding_errors_are_those_against_float64(tmp_path: Path) -> None:
+    def values() -> torch.Tensor:
+        torch.manual_seed(0)
+        return (torch.rand(64, 200) * 0.02 + 0.99).bfloat16()
+
+    def train() -> None:
+        w = nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.SGD([w], lr=0.0)
+        (values().prod(1).float().mean() * w + (values() * 1.5).sum(1).float().mean()).backward()
+        optimizer.step()
+
+    with every_step_deep():
+        (found,) = numbers(recorded(train, tmp_path), "rounding")  # the sum and the product by 1.5 round once
+    exact, out = values().double().prod(1), values().prod(1).double()
+    assert found.op == "aten.prod.dim_int"
+    assert found.values["elements"] == 64
+    assert found.values["errors"] == pytest.approx((out - exact).square().sum().item(), rel=1e-3)
+    assert found.values["squares"] == pytest.approx(exact.square().sum().item(), rel=1e-5)
