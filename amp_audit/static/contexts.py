@@ -138,7 +138,7 @@ class Contexts(Ducks):
             made = Tensor() if world.no_grad else together(fed, region_dtype(world.state))
             compares = len(values) > 1 and not isinstance(callee, Tensor)  # a loss is made here, of what was computed
             known_divisors = made.divided - UNSEEN if compares else made.divided
-            ran = made.ran | self._ran_unseen(callee, world)
+            ran = made.ran | self._ran_unseen(callee, given, world)
             return replace(made, divided=known_divisors | _perhaps_divided(callee), ran=ran)
         live = region_dtype(world.state)
         if live is not None and not world.no_grad and isinstance(callee, Func):
@@ -178,7 +178,10 @@ class Contexts(Ducks):
         parts = with_children(model.id, world)
         own = frozenset(part for part in parts if world.heap.get((part, FROZEN)) != Literal.of(True))
         inner = given.dtype if isinstance(given, Tensor) else None
-        made = Tensor(own, computed_in(world) or inner, ran=self._runs(model, world))
+        words = model.cls.cls.words if model.cls is not None else frozenset[str]()
+        told = [item.text for item in (*args, *named.values()) if isinstance(item, Symbol)]
+        divided = UNSEEN if any(map(ACCUMULATION.search, (*words, *told))) else frozenset[Hashable]()
+        made = Tensor(own, computed_in(world) or inner, divided=divided, ran=self._runs(model, world))
         return together([*fed, made], made.dtype)
 
     def _runs(self, model: Instance, world: World) -> frozenset[str]:
@@ -191,10 +194,14 @@ class Contexts(Ducks):
             return frozenset({"outside"})
         return frozenset({"inside" if live_region(world.state) else "off"})
 
-    def _ran_unseen(self, callee: Value, world: World) -> frozenset[str]:
-        """Code that is not followed may run a model where it is called, unless it is called a loss."""
+    def _ran_unseen(self, callee: Value, given: list[Value], world: World) -> frozenset[str]:
+        """Code that is not followed may run a model where it is called, unless it is called a loss and given none."""
         if isinstance(callee, (External, Tensor, Instance)) or not world.state.regions:
             return frozenset()
+        if any(
+            isinstance(item, Instance) or (isinstance(item, Symbol) and self.is_model(item, world)) for item in given
+        ):
+            return frozenset({"unknown"})
         name = callee.text if isinstance(callee, Symbol) else key_of(callee)
         return frozenset() if _LOSS.search(name.rpartition(".")[2]) else frozenset({"unknown"})
 

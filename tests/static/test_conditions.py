@@ -453,3 +453,34 @@ def test_a_gradient_that_is_dropped_under_a_test_is_not_all_of_them() -> None:
     """
     assert "AMP212" not in ids(source)
     assert "AMP212" in ids(source.replace("if p.requires_grad and not torch.isfinite(p.grad).all():", "if True:"))
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        ("nn.functional.mse_loss(model(x), x)", True),
+        ("nn.functional.mse_loss(model(x), x) / n", False),
+        ("model(x, n_accum)", False),
+        ("nn.functional.mse_loss(model(x), x).sum()", False),
+        ("nn.functional.mse_loss(model(x), x) * args.weight + model(x).mean()", True),
+        ("args.loss_of(x)", False),
+    ],
+)
+def test_losses_that_something_may_divide_are_not_said_to_be_summed(loss: str, found: bool) -> None:
+    body = f"""
+        n = args.accumulate
+        n_accum = args.accumulate
+        loss = {loss}
+        scaler.scale(loss).backward()
+        if (step + 1) % n == 0:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    """
+    head = HEAD.replace("        optimizer.zero_grad()\n", "").replace(
+        "            loss = model(x).mean()\n", "            pass\n"
+    )
+    source = head + textwrap.indent(textwrap.dedent(body), " " * 8) + "    model.eval()\n"
+    raw, notes = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert notes == []
+    assert {each.rule.id for each in raw} == ({"AMP223"} if found else set())
