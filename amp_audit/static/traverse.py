@@ -117,3 +117,19 @@ _EXPRESSIONS: dict[type, Callable[[Any], Found]] = {
     ir.Function: lambda n: (*n.decorators, *_parameters(n.params)),
     ir.Class: lambda n: (*n.decorators, *(arg.value for arg in n.bases)),
 }
+
+
+def dotted_text(node: ir.Expr) -> str:
+    """The dotted name that an expression spells, without the arguments of calls."""
+    if isinstance(node, ir.Call):
+        return dotted_text(node.func)
+    if isinstance(node, ir.Attr):
+        return f"{dotted_text(node.base)}.{node.name}"
+    return node.id if isinstance(node, ir.Name) else ""
+
+
+def root_name(node: ir.Expr) -> str:
+    """The name at the start of attributes, subscripts and calls; empty if there is none."""
+    while isinstance(node, (ir.Attr, ir.Subscript, ir.Call)):
+        node = node.func if isinstance(node, ir.Call) else node.base
+    return node.id if isinstance(node, ir.Name) else ""

@@ -10,7 +10,7 @@ from functools import reduce
 from amp_audit.static import ir, project
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.arguments import Named, dtype_of
-from amp_audit.static.dtypes.evaluate import OPTIONS, Evaluation, Frame, dotted_text, has_decorator, region_of
+from amp_audit.static.dtypes.evaluate import OPTIONS, Evaluation, Frame, has_decorator, region_of
 from amp_audit.static.dtypes.record import Cast
 from amp_audit.static.dtypes.values import (
     HALVES,
@@ -40,6 +40,7 @@ from amp_audit.static.dtypes.values import (
     join,
     options,
 )
+from amp_audit.static.traverse import dotted_text
 
 _MAX_DEPTH = 12
 _NO_REGION = Region("cuda", frozenset({"float16"}), enabled=False)

@@ -45,6 +45,7 @@ from amp_audit.static.dtypes.values import (
     options,
     part_of,
 )
+from amp_audit.static.traverse import dotted_text, root_name
 
 _HANDLERS: dict[type, str] = {kind: f"_eval_{kind.__name__.lower()}" for kind in get_args(ir.Expr)}
 
@@ -68,6 +69,8 @@ _PYTHON: Mapping[str, Callable[[Any, Any], Any]] = {
     "**": lambda a, b: a**b if abs(b) <= 1024 and abs(a) <= 1e6 else None,
 }
 OPTIONS = frozenset({"args", "cfg", "config", "conf", "opt", "opts", "hparams", "flags", "options", "hps", "hp"})
+_NEVER_EAGER = frozenset({"torch.jit.is_scripting", "torch.jit.is_tracing", "torch.onnx.is_in_onnx_export"})
+"""What is false while a program trains."""
 _TENSOR_WORDS = ("shape", "ndim", "nbytes", "itemsize")
 
 
@@ -500,9 +503,10 @@ class Evaluation(Models):
 
     def _called_truth(self, node: ir.Call) -> bool | None:
         func = self.eval(node.func) if isinstance(node.func, (ir.Attr, ir.Name)) else None
-        if isinstance(func, External) and func.dotted.endswith("is_autocast_enabled"):
+        name = func.dotted if isinstance(func, External) else func.function.name if isinstance(func, Func) else ""
+        if name.endswith("is_autocast_enabled"):
             return self.live is not None if self.regions else None
-        return None
+        return False if name in _NEVER_EAGER else None
 
 
 def _picks(index: Value) -> bool:
@@ -519,21 +523,6 @@ def region_of(value: Value) -> Region | None:
         if isinstance(option, Opaque) and "autocast" in option.text.lower():
             return Region("cuda", ANY, None, assumed=True)
     return None
-
-
-def dotted_text(node: ir.Expr) -> str:
-    if isinstance(node, ir.Call):
-        return dotted_text(node.func)
-    if isinstance(node, ir.Attr):
-        return f"{dotted_text(node.base)}.{node.name}"
-    return node.id if isinstance(node, ir.Name) else ""
-
-
-def root_name(node: ir.Expr) -> str:
-    """The name at the start of attributes, subscripts and calls; empty if there is none."""
-    while isinstance(node, (ir.Attr, ir.Subscript, ir.Call)):
-        node = node.func if isinstance(node, ir.Call) else node.base
-    return node.id if isinstance(node, ir.Name) else ""
 
 
 def has_decorator(function: ir.Function, decorator: str) -> bool:

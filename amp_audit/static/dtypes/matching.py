@@ -100,7 +100,7 @@ def _match(use: Use, detector: Detector) -> _Match | None:
     halves = [name for tensor in taken for name in sorted(tensor.dtypes & HALVES)]
     sure = found.sure and all(_surely(tensor.dtypes, wanted) for tensor, wanted in zip(taken, options.get("takes", ())))
     dtype = halves[0] if "inputs" not in options and halves else found.dtype
-    by = next((tensor.by for tensor in taken if tensor.low and tensor.by), use.by)
+    by = next((tensor.by for tensor in taken if tensor.low and tensor.by), "the model" if guessed else use.by)
     return _Match("float16" if dtype == LOW else dtype, found.constant, sure, guessed, by)
 
 

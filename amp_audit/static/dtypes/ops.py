@@ -148,7 +148,7 @@ class Operations(abc.ABC):
             origin,
             _last(name, effect, tensors, numbers),
             _filled(name, effect, tensors, numbers),
-            name == "arange" or (name not in surface.BOUNDED and any(tensor.counted for tensor in tensors)),
+            name == "arange" or (effect != "bool" and name not in surface.BOUNDED and any(t.counted for t in tensors)),
         )
         self._use(op, result, numbers, tensors, at)
         return NOTHING if effect == "complex" else self._shaped(op, name, effect, result, named)
@@ -350,7 +350,7 @@ class Operations(abc.ABC):
     def _to(self, base: Value, args: Sequence[Value]) -> Value:
         """``to`` with something that is a device, or a dtype that cannot be read."""
         own = as_tensor(base) or _ANY_TENSOR
-        for arg in args:
+        for arg in (option for given in args for option in options(given)):
             if isinstance(arg, Opaque) and not arg.number and not is_device(arg.text):
                 return Tensor(own.dtypes | ANY if not is_dtype(arg.text) else ANY)
         return own

@@ -155,7 +155,7 @@ RESHAPING = frozenset(
 )
 """Ops that may give dimensions to a tensor that has none."""
 
-BOUNDED = frozenset({"sin", "cos", "sigmoid", "tanh", "softmax"})
+BOUNDED = frozenset({"sin", "cos", "sigmoid", "tanh", "softmax", "one_hot"})
 """Ops whose results are at most 1, of which rounding takes little."""
 
 WITH_SOURCE = frozenset(

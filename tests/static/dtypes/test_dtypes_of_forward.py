@@ -84,6 +84,9 @@ def forward(body: str) -> None:
         "torch.arange(8).to(h.dtype) * h",
         "torch.arange(x.shape[1]).float()",
         "x @ h.float()",
+        "self.norm(h) @ h.float()",
+        "F.one_hot(torch.arange(8), 8).to(h.dtype) @ h",
+        "h if not torch.jit.is_scripting() else h.masked_fill(mask, -1e9)",
         "torch.stack([h, x])",
     ],
 )
