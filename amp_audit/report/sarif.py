@@ -83,7 +83,7 @@ def _result(finding: Finding, index: dict[str, int], report: Report) -> dict[str
     steps = [item for item in finding.evidence if item.kind == "step" and item.path and item.line]
     if steps:
         found["codeFlows"] = [{"threadFlows": [{"locations": _flow(steps, report.root)}]}]
-    if finding.fix is not None:
+    if finding.fix is not None and all(edit.cell is None for edit in finding.fix.edits):  # SARIF knows no cells
         found["fixes"] = [_fix(finding.fix, report.root)]
     return found
 
