@@ -197,6 +197,10 @@ class _Names:
         skip = 1 if params[:1] in (["self"], ["cls"]) else 0
         for name, arg in zip(params[skip:], (arg for arg in call.args if arg.keyword is None)):
             self._flow([(id(function), name)], arg.value, scopes)
+        rest = [param.name for param in function.params if param.kind in ("args", "kwargs")]
+        for name in rest:
+            for arg in call.args:
+                self._flow([(id(function), name)], arg.value, scopes)
 
     def _flow(self, targets: list[Key], value: ir.Expr, scopes: _Scopes) -> None:
         sources = set(self._sources(value, scopes))

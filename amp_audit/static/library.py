@@ -23,7 +23,7 @@ from amp_audit.static.lineage import (
 )
 from amp_audit.static.methods import Methods
 from amp_audit.static.ranks import REPLICATED
-from amp_audit.static.traverse import names_in
+from amp_audit.static.traverse import names_in, statements, walk
 from amp_audit.static.values import (
     NONE,
     Condition,
@@ -49,7 +49,7 @@ from amp_audit.static.values import (
     key_of,
     short,
 )
-from amp_audit.static.world import World, split
+from amp_audit.static.world import Place, World, split
 
 if TYPE_CHECKING:
     from amp_audit.static.evaluate import Results
@@ -219,14 +219,16 @@ class Library(Methods):
 
     def _new_scaler(self, node: ir.Call, enabled: Value | None, world: World, sharded: bool = False) -> Results:
         results: Results = []
-        site = (world.frame.module.path, node.at)
+        site = _asked_for(node, world)
         dtype = "bfloat16" if _asks_for_bfloat16(node) else None
         if dtype is not None:  # wrong whatever the setting happens to be
             enabled = Condition(f"bfloat16 at {node.at}")
         for live, after in split(world, enabled if enabled is not None else Literal.of(True)):
             scaler = Scaler(after.identity(node.at), live, sharded=sharded)
             if live:
-                self.walker.emit(after, Event(Kind.SCALER_NEW, scaler=scaler.id, site=site, dtype=dtype), node.at)
+                self.walker.emit(
+                    after, Event(Kind.SCALER_NEW, scaler=scaler.id, site=site, dtype=dtype), site[1], site[0]
+                )
             results.append((scaler, after))
         return results
 
@@ -314,6 +316,28 @@ def builds_model(name: str) -> bool:
     if name.startswith(("torchvision.models.", "timm.create_model", "segmentation_models_pytorch.")):
         return True
     return short_name == "from_pretrained" and "Tokenizer" not in name and "Processor" not in name
+
+
+def _asked_for(node: ir.Call, world: World) -> Place:
+    """Where a scaler is asked for: the call itself, or that of the factory which returns it as its caller wants it."""
+    place = (world.frame.module.path, node.at)
+    for depth in range(len(world.frames) - 1, 0, -1):
+        frame = world.frames[depth]
+        if frame.function is None or not frame.calls or not _hands_out(frame.function, place[1]):
+            break
+        place = (world.frames[depth - 1].module.path, frame.calls[-1])
+    return place
+
+
+def _hands_out(function: ir.Function, at: int) -> bool:
+    """Whether a function returns what the call at ``at`` makes from its own parameters."""
+    params = {param.name for param in function.params}
+    for statement in statements(function.body):
+        value = statement.value if isinstance(statement, ir.Return) else None
+        if isinstance(value, ir.Call) and value.at == at:
+            words = {part.id for arg in value.args for part in walk(arg.value) if isinstance(part, ir.Name)}
+            return not params.isdisjoint(words)
+    return False
 
 
 def _asks_for_bfloat16(node: ir.Call) -> bool:

@@ -97,6 +97,26 @@ def test_values_pass_through_calls_attributes_and_returns() -> None:
     assert {"flag", "picked"} <= local["choose"]
 
 
+def test_switches_pass_through_what_takes_any_argument() -> None:
+    found, _ = names(
+        """
+        import torch
+        def region(device="cuda", **options):
+            return torch.autocast(device, **options)
+        def fit(params, loss):
+            if params.wide:
+                params.kind = torch.bfloat16
+            else:
+                params.kind = torch.float16
+            with region(dtype=params.kind):
+                loss.backward()
+        """
+    )
+    assert "kind" in found.attributes
+    assert "wide" not in found.attributes
+    assert found.branches
+
+
 @pytest.mark.parametrize("switches", [4, 9])
 def test_switches_that_decide_nothing_cost_nothing(switches: int) -> None:
     """Each would double the paths; what they set is a name of its own, None or not."""

@@ -767,3 +767,40 @@ def test_what_a_loop_elsewhere_calls_on_something_out_of_sight(loop: str, expect
     main = "from registry import build\ndef main(loader, model, optimizer, folds, name):\n    trainer = build(name)\n"
     source = main + textwrap.indent(loop, "    ")
     assert {rule for rule, _, _ in found(REPEATED, source, names=("other",))} == expected
+
+
+ASKED = """
+import torch
+from torch import nn
+
+def make_scaler(device="cuda", **options):
+    return torch.amp.GradScaler(device, **options)
+
+def the_scaler():
+    return torch.amp.GradScaler("cuda")
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    scaler = {}
+    for x in [1, 2]:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        ("make_scaler(init_scale=8.0)", "scaler = make"),
+        ("the_scaler()", 'return torch.amp.GradScaler("cuda")'),
+        ("torch.amp.GradScaler()", "scaler = torch"),
+    ],
+)
+def test_a_scaler_stands_where_it_is_asked_for(call: str, text: str) -> None:
+    source = ASKED.format(call)
+    assert found(source) == {("AMP214", "main", line(source, text))}
