@@ -7,6 +7,7 @@ something is made of them (a cast, an argument, a default, a value), or in code 
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ _NO_CODE = re.compile(
     rb"|^[ \t]*[rRuU]?(?:\"\"\".*?\"\"\"|'''.*?''')",
     re.M | re.S,
 )
+_OF_TORCH = rb"torch\s*\.\s*%(name)s\b|import[^\n]*[ ,(]%(name)s\b"
+"""A name that Python itself has says nothing alone: ``compile``."""
 _MARK = MARK.encode()
 
 
@@ -89,7 +92,8 @@ def _targets(book: Rulebook, kind: str) -> Iterator[str]:
 
 def _words(names: Iterable[str]) -> bytes:
     wanted = sorted({name for name in names if name.isidentifier() and not name.startswith("_")})
-    return b"".join(rb"|%s\b" % re.escape(name).encode() for name in wanted)
+    shapes = ((_OF_TORCH if hasattr(builtins, name) else rb"%(name)s\b", name.encode()) for name in wanted)
+    return b"".join(b"|" + shape % {b"name": name} for shape, name in shapes)
 
 
 EVERYTHING = Screen(*[re.compile(b"")] * 3)
