@@ -45,4 +45,4 @@ class GAN(pl.LightningModule):
 
 
 def main(loader):
-    pl.Trainer(precision=16, max_epochs=5, accelerator="gpu", devices=1).fit(GAN(), loader)
+    pl.Trainer(precision="16-mixed", max_epochs=5, accelerator="gpu", devices=1).fit(GAN(), loader)
