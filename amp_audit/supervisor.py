@@ -59,7 +59,10 @@ def trace_folder(recording: Recording, member: Member | None) -> Path:
 
 
 def _fresh_name() -> Path:
-    return Path(".amp-audit") / f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    """A folder that is not there yet: one process may record twice in a second."""
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    folders = (Path(".amp-audit") / (f"{name}-{n}" if n > 1 else name) for n in itertools.count(1))
+    return next(folder for folder in folders if not folder.exists())
 
 
 def request(target: Target, recording: Recording, folder: Path, watch: Path | None) -> launch.Request:
