@@ -65,6 +65,23 @@ class Boundaries:
             self._tests[condition.key] = (_at(found, _count(right, found)), True)
             world.decide(condition, reached)
 
+    def window(self, loop: ir.For | ir.While, count: Value | None, loops: tuple[int, ...]) -> None:
+        """Take note of ``for _ in range(accumulate)``: its end is the boundary that each of its rounds waits for."""
+        call = loop.iterable if isinstance(loop, ir.For) else None
+        if count is None or not isinstance(call, ir.Call) or not call.args:
+            return
+        names = (dotted(call.args[-1].value), count.text if isinstance(count, Symbol) else "", key_of(count))
+        number = factor(count)
+        if number != 1 and any(ACCUMULATION.search(_last_word(name)) for name in names):
+            boundary = Boundary(number, "", None, True, "/" in key_of(count), loops)
+            self._tests[_window_key(loop)] = (boundary, True)
+
+    def waits(self, loop: ir.For | ir.While, reached: bool, world: World) -> None:
+        """A round of such a loop has ended, or all of them have."""
+        condition = Condition(_window_key(loop), volatile=True)
+        if condition.key in self._tests:
+            world.decide(condition, reached)
+
     def reached(self, world: World) -> frozenset[Boundary]:
         """The tests that have come true in the iterations around."""
         stamps = [world.stamp[:depth] for depth in range(len(world.stamp), 0, -1)]
@@ -81,6 +98,10 @@ class Boundaries:
             for key, (boundary, truth) in self._tests.items()
             if any((name, not truth) in decided for name in (key, f"{key}@{world.stamp}") for decided in _sides(world))
         )
+
+
+def _window_key(loop: ir.For | ir.While) -> str:
+    return f"window {loop.at}"
 
 
 def _sides(world: World) -> Iterator[frozenset[tuple[str, bool]]]:

@@ -17,7 +17,20 @@ from amp_audit.static.evaluate import Results
 from amp_audit.static.flow import Flow
 from amp_audit.static.hot import Heat
 from amp_audit.static.traverse import statements
-from amp_audit.static.values import NONE, Condition, External, Func, Literal, Symbol, Type, Value, key_of, short, tag
+from amp_audit.static.values import (
+    NONE,
+    Condition,
+    External,
+    Func,
+    Literal,
+    Method,
+    Symbol,
+    Type,
+    Value,
+    key_of,
+    short,
+    tag,
+)
 from amp_audit.static.world import Place, World, merge, settle_volatile, split
 
 FUEL = 25_000
@@ -189,6 +202,8 @@ class Walker(Caller):
             cold = known is None and not self.heat.matters(statement.body)  # nothing is left over for a second round
             rounds = range((1 if cold else 2) if known is None else len(known))
             begins = [self._binder(statement, iterable, known, number) for number in rounds]
+            counted = iterable.base if isinstance(iterable, Method) and iterable.name == "range" else None
+            self.boundaries.window(statement, counted, (*self._loops, statement.at))
             self._loop(statement, after, begins, flow)
 
     def _binder(
@@ -254,12 +269,16 @@ class Walker(Caller):
             current = final.fall
         for each in (*current, *done):
             each.stamp, each.rounds = outer, each.rounds[:depth]
-        flow.fall += merge(settle_volatile([*current, *done], decided))
+        left = settle_volatile([*current, *done], decided)
+        for each in left:
+            self.boundaries.waits(statement, True, each)
+        flow.fall += merge(left)
 
     def _iteration_end(self, statement: ir.For | ir.While, world: World) -> None:
         """A loop's round is a training iteration when it trained and no loop inside it has ended one since."""
         if not _trained(world):
             return
+        self.boundaries.waits(statement, False, world)
         missed = self.boundaries.missed(world)
         place, early = (world.frame.module.path, statement.at), False
         if world.left is not None and world.left[1] is world.trail:

@@ -484,3 +484,35 @@ def test_losses_that_something_may_divide_are_not_said_to_be_summed(loss: str, f
     raw, notes = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
     assert notes == []
     assert {each.rule.id for each in raw} == ({"AMP223"} if found else set())
+
+
+@pytest.mark.parametrize(
+    ("count", "loss", "clears", "found"),
+    [
+        ("args.accumulate", "model(x).mean()", "", True),
+        ("args.accumulate", "model(x).mean() / args.accumulate", "", False),
+        ("args.accumulate", "model(x).mean() / args.accumulate", "optimizer.zero_grad()", True),
+        ("args.crops", "model(x).mean()", "", False),
+    ],
+)
+def test_a_loop_over_micro_batches_is_an_accumulation(count: str, loss: str, clears: str, found: bool) -> None:
+    source = f"""
+import torch
+
+def train(model, optimizer, batches, args):
+    model.train()
+    scaler = torch.amp.GradScaler("cuda")
+    while True:
+        optimizer.zero_grad()
+        for micro in range({count}):
+            {clears or "pass"}
+            x = next(batches)
+            with torch.autocast("cuda"):
+                loss = {loss}
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+    raw, notes = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert notes == []
+    assert {each.rule.id for each in raw} == ({"AMP223"} if found else set())
