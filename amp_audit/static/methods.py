@@ -243,7 +243,7 @@ class Methods(Ranks):
         world: World,
     ) -> Results:
         if name == "register_comm_hook":
-            self.comm_hook([*args, *named.values()], node.at, world)
+            self.comm_hook(node, [*args, *named.values()], world)
         if name in OWNING:
             # What two calls with the same arguments give may be two models or one.
             perhaps = isinstance(value, Symbol) and not value.param
@@ -334,7 +334,7 @@ class Methods(Ranks):
             return self._optimizer(base.key, name, node, args, named, world)
         self.threaded(f"{base.key} {base.text}", name, args, named, node.at, world)
         if name == "register_comm_hook":
-            self.comm_hook([*args, *named.values()], node.at, world)
+            self.comm_hook(node, [*args, *named.values()], world)
         if is_average(tail(base), name):
             self.walker.emit(world, Event(Kind.AVERAGE), node.at)
             return [(NONE, world)]

@@ -44,10 +44,15 @@ class Ranks(ByHand):
             isinstance(value, Symbol) and self.is_model(value, world)
         )
 
-    def comm_hook(self, args: list[Value], at: int, world: World) -> None:
-        """``register_comm_hook(state, hook)``: gradients are sent in the dtype that the hook compresses them to."""
-        if any("fp16_compress" in key_of(value) for value in args):
-            self.walker.emit(world, Event(Kind.HOOK, dtype="float16"), at)
+    def comm_hook(self, node: ir.Call, args: list[Value], world: World) -> None:
+        """``register_comm_hook(state, hook)``: gradients are sent in the dtype that the hook compresses them to.
+
+        A variable that holds the hook was chosen, by a setting that somebody set on purpose.
+        """
+        names = [arg.value.id for arg in node.args if isinstance(arg.value, ir.Name)]
+        chosen = any(name in world.env or (world.frame.module.path, name) in world.globals for name in names)
+        if not chosen and any("fp16_compress" in key_of(value) for value in args):
+            self.walker.emit(world, Event(Kind.HOOK, dtype="float16"), node.at)
 
     def left_out(self, test: ir.Expr | None, at: int, world: World) -> None:
         """``continue`` between forward and backward because this rank's loss is not finite, under DDP."""
