@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def finite(value: float) -> float | None:
@@ -15,8 +16,12 @@ def finite(value: float) -> float | None:
 
 
 def quiet_clone(value: torch.Tensor) -> torch.Tensor | None:
-    """A copy made without any mode or autograd seeing it; None inside a CUDA graph, whose copies would replay."""
-    if value.is_cuda and torch.cuda.is_current_stream_capturing():
+    """A copy made without any mode or autograd seeing it.
+
+    None inside a CUDA graph, whose copies would replay, and for tensors that wrap others (DTensor): without their own
+    dispatch they have no memory to read, and with it a norm over shards would talk to other ranks.
+    """
+    if is_traceable_wrapper_subclass(value) or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         return value.detach().clone()

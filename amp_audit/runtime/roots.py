@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _MARK = "amp_audit.scaler"
 _NODES = 256  # how much arithmetic above a root is looked through
@@ -134,7 +135,7 @@ def _hand_made(node: Any) -> bool:
         factor = getattr(node, "_saved_other", None)
     except RuntimeError:  # the graph was freed; backward itself will say so
         return False
-    if not isinstance(factor, torch.Tensor) or factor.dim() != 0:
+    if not isinstance(factor, torch.Tensor) or factor.dim() != 0 or is_traceable_wrapper_subclass(factor):
         return False
     if factor.device.type != "cpu":
         return True

@@ -9,7 +9,7 @@ import pytest
 
 from amp_audit import rulebook
 from amp_audit.trace import judge
-from tests.runtime.drive import audited
+from tests.runtime.drive import audited, plainly
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
@@ -111,3 +111,45 @@ def test_a_rank_that_skips_alone_is_found(tmp_path: Path) -> None:
     (found,) = [one for one in judge.findings(traces, rulebook.load()) if one.rule == "AMP708"]
     assert found.subject is not None and found.subject.name == "1"
     assert "rank 1 skipped step 2" in found.message
+
+
+SHARDED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+for layer in (model[0], model[2], model):
+    fully_shard(layer, mp_policy=policy)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+torch.manual_seed(dist.get_rank())
+for step in range(3):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 16)).float().square().mean()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    if dist.get_rank() == 0:
+        print(loss.item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_sharded_parameters_are_trained_as_without_us(tmp_path: Path) -> None:
+    """DTensor has no memory of its own: whoever reads it beneath its dispatch reads nowhere."""
+    (tmp_path / "train.py").write_text(SHARDED)
+    command = ["--nproc-per-node", "2", "--master-port", "29647", "train.py"]
+    plain = plainly(["-m", "torch.distributed.run", *command], tmp_path)
+    watched = audited([TORCHRUN, *command], tmp_path, kind="launcher", deep="all")
+    assert plain.code == watched.code == 0, watched.stderr
+    assert watched.stdout == plain.stdout and plain.stdout.count(b"\n") == 3
+    for trace in watched.traces:
+        assert trace.end is not None and trace.end.steps == 3
+        assert {row.inputs for step in trace.steps for row in step.ops if row.op == "aten.addmm"} == {("bfloat16",) * 3}
+        assert [note for step in trace.steps for note in step.notes] == []
+        assert any(name.startswith("the gradient norm") for name in trace.end.unobserved)
