@@ -47,6 +47,7 @@ _MIXED = frozenset(
         *("copy_", "_copy_from", "_foreach_copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_"),
         *("_unsafe_index", "_unsafe_index_put", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"),
         *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_", "is_set_to", "_to_copy", "equal"),
+        *("_ctc_loss", "_ctc_loss_backward"),
     }
 )
 """Operators that take tensors of both devices; of others torch takes CPU tensors without dimensions only."""
@@ -250,7 +251,11 @@ class Devices:
             return value
         if isinstance(value, (list, tuple)):
             return type(value)(map(self.cross, value))
-        return CPU if isinstance(value, torch.device) and value.type == "cuda" else value
+        if isinstance(value, torch.device) and value.type == "cuda":
+            if value.index is not None and value.index >= torch.cuda.device_count():
+                raise RuntimeError("CUDA error: invalid device ordinal")
+            return CPU
+        return value
 
     def check(self) -> None:
         if self.device and self._host and not self._plan.mixed:
@@ -397,6 +402,11 @@ def _record_stream(op: Any, tensor: torch.Tensor, stream: Any) -> None:
     """Everything is done when it returns: no memory is used before its time."""
 
 
+@special("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
+def _use_cudnn(op: Any, *args: Any) -> bool:
+    return False
+
+
 def unknown(op: Any, *args: Any, **kwargs: Any) -> Any:
     """An operator without a CPU kernel of its own: perhaps it is composed of others, perhaps it is CUDA's alone."""
     try:
@@ -429,6 +439,7 @@ COMPOSED = frozenset(
         *("t_", "squeeze_", "unsqueeze_", "transpose_", "detach_", "_unsafe_view", "lift", "lift_fresh", "_lazy_clone"),
         *("unsafe_split", "unsafe_split_with_sizes", "_to_copy", "_pin_memory", "is_pinned", "is_same_size"),
         *("is_coalesced", "dense_dim", "sparse_dim", "_has_same_storage_numel", "_make_dual", "_fw_primal"),
+        "_pack_padded_sequence",
     }
 )
 """Operators that only rearrange a tensor's description, or choose between devices: torch composes them itself."""

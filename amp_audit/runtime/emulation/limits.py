@@ -23,6 +23,8 @@ def explain(error: BaseException) -> str | None:
     text = str(error)
     if text.startswith("amp-audit cannot emulate"):
         return text.partition("\n")[0]
+    if "'SparseCUDA'" in text or "'SparseCsrCUDA'" in text:
+        return "the program uses sparse CUDA tensors, which cannot be emulated"
     if isinstance(error, OSError) and any(word in text for word in _BUILDING):
         return f"the program compiles CUDA kernels of its own, which cannot be emulated ({text.partition(chr(10))[0]})"
     return None

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from amp_audit.runtime.emulation.backend import CannotEmulate
 from amp_audit.runtime.emulation.bridge import on_device, over_storage
 
 _FIRST = 5
@@ -33,6 +34,16 @@ def install() -> None:
         return storage
 
     untyped.copy_ = copy_
+    resize = untyped.resize_
+
+    def resize_(storage: Any, size: int) -> Any:
+        if not storage.is_cuda:
+            return resize(storage, size)
+        if size > storage.nbytes():
+            raise CannotEmulate("amp-audit cannot emulate a CUDA storage that grows (UntypedStorage.resize_)")
+        return storage  # memory that is given back and taken again, as sharded modules do, stays
+
+    untyped.resize_ = resize_
     torch.serialization.register_package(_FIRST, lambda storage: None, _restore)
 
 

@@ -149,6 +149,10 @@ class _Device:
             "_accelerator_setDeviceIndex": self.exchange,
             "_accelerator_exchangeDevice": self.exchange,
             "_accelerator_maybeExchangeDevice": self.exchange,
+            "_broadcast": lambda tensor, devices: [tensor.to(_FIRST) for _ in devices],
+            "_broadcast_coalesced": lambda tensors, devices, size: [list(tensors) for _ in devices],
+            "_scatter": _scatter,
+            "_gather": lambda tensors, dim, destination: torch.cat([tensor.to(_FIRST) for tensor in tensors], dim),
             "_cuda_getCurrentRawStream": lambda device: 0,
             "_cuda_clearCublasWorkspaces": lambda: None,
         }
@@ -208,6 +212,15 @@ class _Device:
 
     def cudaGetErrorString(self, error: int) -> str:
         return "no error"
+
+
+_FIRST = torch.device("cuda", 0)
+
+
+def _scatter(tensor: torch.Tensor, devices: list[int], sizes: list[int] | None, dim: int, streams: Any) -> Any:
+    """What ``nn.DataParallel`` gives to each of its devices, which is this one."""
+    parts = torch.split(tensor, sizes, dim) if sizes else torch.chunk(tensor, len(devices), dim)
+    return tuple(part.to(_FIRST) for part in parts)
 
 
 def _held() -> int:

@@ -195,6 +195,28 @@ def test_a_loader_pins(tmp_path: Path) -> None:
     assert told == [[True, True, 28], [True, True, 28]]
 
 
+def test_layers_of_many_kinds_run() -> None:
+    told = emulate("""
+        x = torch.ones(4, 2, device="cuda")
+        tell(nn.DataParallel(nn.Linear(2, 2)).cuda()(torch.ones(4, 2)).device)
+        packed = nn.utils.rnn.pack_padded_sequence(torch.randn(2, 5, 3).cuda(), torch.tensor([5, 3]), batch_first=True)
+        tell(nn.LSTM(3, 4, batch_first=True).cuda()(packed)[0].data.device)
+        probabilities = torch.randn(5, 2, 4, device="cuda").log_softmax(-1)
+        lengths = torch.tensor([5, 5]), torch.tensor([3, 3])
+        tell(F.ctc_loss(probabilities, torch.randint(1, 4, (2, 3)).cuda(), *lengths).device)
+        tell(torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU()).cuda())(x).device)
+        tell(torch.compile(nn.Linear(2, 2).cuda(), fullgraph=True)(x).device, torch.vmap(torch.sin)(x).device)
+        wide = torch.randn(3, device="cuda", dtype=torch.float64, requires_grad=True)
+        tell(torch.autograd.gradcheck(torch.sin, wide))
+        tell(refused(lambda: torch.ones(1, device="cuda:1")), refused(lambda: x.to("cuda:3")))
+        model = nn.BatchNorm1d(2).cuda().half(); model(torch.randn(8, 2, device="cuda").half() + 5)
+        tell(model.running_mean.dtype, bool((model.running_mean > 0.3).all()))
+    """)
+    ordinal = "RuntimeError: CUDA error: invalid device ordinal"
+    assert told[:6] == [["cuda:0"], ["cuda:0"], ["cuda:0"], ["cuda:0"], ["cuda:0", "cuda:0"], [True]]
+    assert told[6:] == [[ordinal, ordinal], ["torch.float16", True]]
+
+
 def test_old_names_and_default_devices() -> None:
     told = emulate("""
         tell(*[isinstance(torch.ones(1, device=place), torch.cuda.FloatTensor) for place in ("cuda", "cpu")])
