@@ -49,10 +49,14 @@ class Ranks(ByHand):
 
         A variable that holds the hook was chosen, by a setting that somebody set on purpose.
         """
-        names = [arg.value.id for arg in node.args if isinstance(arg.value, ir.Name)]
-        chosen = any(name in world.env or (world.frame.module.path, name) in world.globals for name in names)
-        if not chosen and any("fp16_compress" in key_of(value) for value in args):
-            self.walker.emit(world, Event(Kind.HOOK, dtype="float16"), node.at)
+        for arg, value in zip(node.args, args):
+            if "fp16_compress" in key_of(value) and not self._is_variable(arg.value, world):
+                self.walker.emit(world, Event(Kind.HOOK, dtype="float16"), node.at)
+
+    def _is_variable(self, expr: ir.Expr, world: World) -> bool:
+        if not isinstance(expr, ir.Name):
+            return False
+        return expr.id in world.env or (world.frame.module.path, expr.id) in world.globals
 
     def left_out(self, test: ir.Expr | None, at: int, world: World) -> None:
         """``continue`` between forward and backward because this rank's loss is not finite, under DDP."""
