@@ -12,7 +12,7 @@ What a detector may ask for, all of which must hold:
 ``region``    ``live``, ``disabled``, ``policy`` (the op list it is on), ``dtype``
 ``whole``     whether it reduces all of its tensor
 ``in_place``  whether it writes into its first tensor
-``when``      ``low_precision``: whether the project trains or runs anything in it
+``when``      ``low_precision``: whether the code is part of a program that enters a region or casts a model
 ``outputs``   whether what models out of sight return counts as low precision; it does not unless said
 ``at``        where the finding stands: the ``op``, the ``call`` that leads to it from the region, or the ``region``
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_audit import policy
@@ -44,21 +44,19 @@ _KINDS: Mapping[str, type] = {
 }
 
 
-def of_uses(record: Record, book: Rulebook) -> Iterator[RawFinding]:
-    """A finding for each op that is what a detector looks for. Raises RuleError for a detector that cannot be used."""
+def of_uses(record: Record, book: Rulebook, low: Container[str]) -> Iterator[RawFinding]:
+    """A finding for each op that is what a detector looks for. ``low`` are the modules of programs that run in low
+    precision. Raises RuleError for a detector that cannot be used.
+    """
     detectors: dict[str, list[tuple[Rule, Detector]]] = {}
-    live = any(region.live for regions in record.live_modules.values() for region in regions)
-    facts = {"low_precision": live or bool(record.trainings)}
     for rule, detector in book.detectors("static", "op"):
         validate(rule, detector)
-        if detector.targets != ("cast",) and not detector.holds(facts):
-            continue
         for target in detector.targets:
             detectors.setdefault(target, []).append((rule, detector))
     for use in record.uses:
         for rule, detector in detectors.get(surface.canonical(use.op), ()):
             found = _match(use, detector)
-            if found is not None:
+            if found is not None and detector.holds({"low_precision": use.place[0] in low}):
                 yield _finding(rule, detector, use, found)
 
 

@@ -37,7 +37,8 @@ def find(project: Project, book: Rulebook) -> list[RawFinding]:
         return []
     walk = with_deep_stack(lambda: _run(project))
     best: dict[tuple[str, str, int], RawFinding] = {}
-    for finding in (*matching.of_uses(walk.record, book), *trainings.of_casts(walk, book)):
+    low = _reached(project, _low_modules(walk))
+    for finding in (*matching.of_uses(walk.record, book, low), *trainings.of_casts(walk, book)):
         held = best.get(finding.key)
         if held is None or held.confidence < finding.confidence:
             best[finding.key] = finding
@@ -61,6 +62,12 @@ def _settled(found: list[RawFinding]) -> Iterator[RawFinding]:
                 beaten.setdefault(winner.rule.id, []).append(step)
         for one in kept:
             yield replace(one, related=(*one.related, *beaten.get(one.rule.id, ())))
+
+
+def _low_modules(walk: Walk) -> dict[str, object]:
+    """The modules that enter a live region or cast a model that is trained."""
+    live = {path: None for path, regions in walk.record.live_modules.items() if any(one.live for one in regions)}
+    return {**live, **{training.cast.place[0]: None for training in walk.record.trainings}}
 
 
 def _as_sure(winner: RawFinding, loser: RawFinding) -> bool:
