@@ -7,7 +7,7 @@ flag that governs several branches takes the same arm in all of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -195,52 +195,53 @@ class World:
     def known(self, condition: Condition) -> bool | None:
         """How a condition was decided on this path, if it was."""
         key = self.condition_key(condition)
-        found = self.flags.get(key)
-        if found is None:
-            found = self._implied(key)
+        found = told(key, self.flags)
         if found is None and self.cases:
             found = self._agreed(key)
         return None if found is None else found is not condition.negated
 
-    def _implied(self, key: str) -> bool | None:
-        """What another decided condition says of this one: None-ness and truth, and equality with other constants."""
-        if key.endswith(" is None"):
-            return False if self.flags.get(key.removesuffix(" is None")) else None
-        if self.flags.get(f"{key} is None"):
-            return False
-        subject, wanted = options(key)
-        return self._among(subject, wanted) if subject else None
-
-    def _among(self, subject: str, wanted: frozenset[str]) -> bool | None:
-        """Whether a value is one of some, by what has been decided of the values it is among, or is not."""
-        possible: frozenset[str] | None = None
-        excluded = frozenset[str]()
-        for name, value in self.flags.items():
-            other, values = options(name) if name.startswith(subject) else ("", frozenset())
-            if other == subject and value:
-                possible = values if possible is None else possible & values
-            elif other == subject:
-                excluded |= values
-        if possible is None:
-            return False if wanted <= excluded else None
-        left = possible - excluded
-        return True if left and left <= wanted else False if left.isdisjoint(wanted) else None
-
     def _agreed(self, key: str) -> bool | None:
         """What all cases say of a condition."""
-        for truth in (True, False):
-            if all((key, truth) in case for case in self.cases):
-                return truth
-        return None
+        said = {told(key, {**self.flags, **dict(case)}) for case in self.cases}
+        return said.pop() if len(said) == 1 else None
 
     def decide(self, condition: Condition, truth: bool) -> None:
         key, value = self.condition_key(condition), truth is not condition.negated
         self.flags[key] = value
         if self.cases:
-            self.cases = tuple(case for case in self.cases if (key, not value) not in case)
+            self.cases = tuple(case for case in self.cases if told(key, dict(case)) is not (not value))
             if len(self.cases) == 1:
                 self.flags.update(self.cases[0])
                 self.cases = ()
+
+
+def told(key: str, decided: Mapping[str, bool]) -> bool | None:
+    """What decided conditions say of one: itself, None-ness and truth, and equality with other constants."""
+    found = decided.get(key)
+    if found is not None:
+        return found
+    if key.endswith(" is None"):
+        return False if decided.get(key.removesuffix(" is None")) else None
+    if decided.get(f"{key} is None"):
+        return False
+    subject, wanted = options(key)
+    return _among(subject, wanted, decided) if subject else None
+
+
+def _among(subject: str, wanted: frozenset[str], decided: Mapping[str, bool]) -> bool | None:
+    """Whether a value is one of some, by what has been decided of the values it is among, or is not."""
+    possible: frozenset[str] | None = None
+    excluded = frozenset[str]()
+    for name, value in decided.items():
+        other, values = options(name) if name.startswith(subject) else ("", frozenset())
+        if other == subject and value:
+            possible = values if possible is None else possible & values
+        elif other == subject:
+            excluded |= values
+    if possible is None:
+        return False if wanted <= excluded else None
+    left = possible - excluded
+    return True if left and left <= wanted else False if left.isdisjoint(wanted) else None
 
 
 def split(world: World, value: Value) -> list[tuple[bool, World]]:

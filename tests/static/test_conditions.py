@@ -516,3 +516,39 @@ def train(model, optimizer, batches, args):
     raw, notes = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
     assert notes == []
     assert {each.rule.id for each in raw} == ({"AMP223"} if found else set())
+
+
+def test_where_paths_met_what_a_case_says_of_other_constants_holds_too() -> None:
+    """Two arms that leave the same dtype meet; one of them says of ``half`` only that it is something else."""
+    source = """
+import torch
+
+def train(args, model, optimizer, loader):
+    if args["precision"] == "brain":
+        dtype = torch.bfloat16
+    elif args["precision"] == "half":
+        dtype = torch.float16
+    elif args["precision"] == "brain with buffers":
+        dtype = torch.bfloat16
+    else:
+        raise ValueError("precision")
+    scaler = torch.amp.GradScaler() if args["precision"] == "half" else None
+    for x in loader:
+        with torch.autocast("cuda", dtype=dtype):
+            loss = model(x).mean()
+        if scaler is not None:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            loss.backward()
+            optimizer.step()
+        optimizer.zero_grad()
+"""
+    assert "AMP213" not in ids(source)
+    assert "AMP213" in ids(
+        source.replace('GradScaler() if args["precision"] == "half"', "GradScaler() if args['mode'] == 'half'")
+    )
+    assert "AMP213" in ids(
+        source.replace('GradScaler() if args["precision"] == "half"', 'GradScaler() if args["precision"] != "half"')
+    )
