@@ -491,12 +491,19 @@ def _as_tensor(value: Value) -> Value:
     return value
 
 
-def _wholes(state: State, event: events.Event) -> list[str]:
-    """The models built out of sight of which this event concerns a part alone: ``model`` for ``model.encoder``."""
-    parts = event.owners or (get(state.links, event.optimizer) or ())
+def _wholes(state: State, event: events.Event) -> list[events.Id]:
+    """The models of which this event concerns a part alone: those built out of sight, ``model`` for ``model.encoder``,
+    and those whose parameters several optimizers share, where one that has not all of them clears its own.
+    """
+    linked = get(state.links, event.optimizer) or ()
+    parts = event.owners or linked
     named = [part for part in parts if isinstance(part, str)]
     known = [owner for owner, _ in state.owners if isinstance(owner, str) and owner not in named]
-    return [owner for owner in known if any(part.startswith(f"{owner}.") for part in named)]
+    wholes: list[events.Id] = [owner for owner in known if any(part.startswith(f"{owner}.") for part in named)]
+    if event.kind is events.Kind.ZERO_GRAD and event.optimizer not in state.whole:
+        others = {owner for other, owners in state.links if other != event.optimizer for owner in owners}
+        wholes += [owner for owner in linked if owner in others]
+    return wholes
 
 
 def _asks_for_gradient(node: ir.Expr) -> bool:

@@ -117,7 +117,7 @@ class _Surveyor:
             for bound, each in _selves(walker, module, function, cls, world):
                 func = Func(module, function, bound, {}, cls)
                 ends = merge(_follow_blindly(walker, func, each))
-                for end in ends if function.name in self.repeated else ():
+                for end in ends if cls is not None and function.name in self.repeated else ():
                     end.stamp = (1,)
                     _follow_blindly(walker, func, end)
             return []

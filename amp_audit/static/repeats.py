@@ -35,7 +35,12 @@ def _in(body: Sequence[ir.Stmt], made: frozenset[str] | None) -> Iterator[str]:
 def _called(node: ir.Stmt, made: frozenset[str]) -> Iterator[str]:
     for expression in expressions(node):
         for call in walk(expression):
-            if isinstance(call, ir.Call) and isinstance(call.func, ir.Attr):
+            if isinstance(call, ir.Call) and isinstance(call.func, ir.Attr) and not _sets_mode(call, call.func.name):
                 used = {part.id for part in walk(call) if isinstance(part, ir.Name)}
                 if used.isdisjoint(made):
                     yield call.func.name
+
+
+def _sets_mode(call: ir.Call, name: str) -> bool:
+    """``model.train()`` and ``model.eval()``, which every torch module has: they speak of no method of the project."""
+    return name in ("train", "eval") and all(isinstance(arg.value, ir.Const) for arg in call.args)

@@ -769,6 +769,69 @@ def test_what_a_loop_elsewhere_calls_on_something_out_of_sight(loop: str, expect
     assert {rule for rule, _, _ in found(REPEATED, source, names=("other",))} == expected
 
 
+@pytest.mark.parametrize("loop", ["for x in loader: net.eval(); net.train()", "while True: net.train(True)"])
+def test_setting_a_model_to_training_repeats_no_method_of_that_name(loop: str) -> None:
+    source = REPEATED.replace("fit_epoch(self, loader", "train(self, loader")
+    assert rules(source + f"\ndef prepare(net, loader):\n    {loop}\n") == set()
+    assert (
+        == set()
+    )
+    assert rules(source + "\ndef run(trainer):\n    while True: trainer.train(loader, model, optimizer)\n") == {
+        "AMP214"
+    }
+
+
+def test_a_function_repeats_for_no_method_of_its_name() -> None:
+    source = """
+import torch
+from torch import nn
+
+def update(loader, model, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+    assert rules(source) == set()
+
+
+SHARED = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1))
+weights = torch.optim.SGD({}, lr=0.1)
+biases = torch.optim.Adam([p for p in model.parameters() if p.ndim < 2])
+for x in torch.randn(8, 3, 4):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model(x).mean()
+    loss.backward()
+    {}.zero_grad()
+    {}.step()
+    biases.zero_grad()
+    weights.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "cleared", "stepped", "expected"),
+    [
+        ("[p for p in model.parameters() if p.ndim > 1]", "biases", "weights", set()),
+        ("[p for p in model.parameters() if p.ndim > 1]", "weights", "biases", set()),
+        ("model.parameters()", "biases", "weights", set()),
+        ("model.parameters()", "weights", "biases", {"AMP212"}),
+    ],
+)
+def test_an_optimizer_of_some_parameters_clears_no_others(
+    group: str, cleared: str, stepped: str, expected: set[str]
+) -> None:
+    assert rules(SHARED.format(group, cleared, stepped)) == expected
+
+
 ASKED = """
 import torch
 from torch import nn
