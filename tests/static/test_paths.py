@@ -773,9 +773,6 @@ def test_what_a_loop_elsewhere_calls_on_something_out_of_sight(loop: str, expect
 def test_setting_a_model_to_training_repeats_no_method_of_that_name(loop: str) -> None:
     source = REPEATED.replace("fit_epoch(self, loader", "train(self, loader")
     assert rules(source + f"\ndef prepare(net, loader):\n    {loop}\n") == set()
-    assert (
-        == set()
-    )
     assert rules(source + "\ndef run(trainer):\n    while True: trainer.train(loader, model, optimizer)\n") == {
         "AMP214"
     }
