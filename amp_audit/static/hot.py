@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_audit.static import ir
-from amp_audit.static.traverse import bodies, expressions, statements, walk
+from amp_audit.static.traverse import bodies, expressions, names_in, root_name, statements, walk
 
 CALLED = frozenset(
     {
@@ -40,6 +40,7 @@ _SCHEDULER = re.compile(r"sched|warmup|(^|_)lr_?decay", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^Adam|^SGD", re.IGNORECASE)
 _MAKES_OPTIMIZER = re.compile(r"optim|^Adam|^SGD", re.IGNORECASE)
 _SCALER = re.compile(r"scaler", re.IGNORECASE)
+_LOGGER = re.compile(r"_?log(ger|ging)?", re.IGNORECASE)
 
 
 def is_scheduler(name: str) -> bool:
@@ -49,18 +50,16 @@ def is_scheduler(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The identifiers of some code: all of them, those that are called, and of these the ones that are ``foreign``:
-    methods which the builtin types and torch's modules have too, called on something else than ``self``.
+    """The identifiers of some code: all of them, and those that are called.
+
+    ``reaching`` are the calls that may reach functions of the project, ``reading`` is all that is named, but for calls
+    that cannot. In both a dot marks what is named as an attribute: ``print(x)`` reaches no method of that name.
     """
 
     words: frozenset[str]
     called: frozenset[str]
-    foreign: frozenset[str] = frozenset()
-
-    @property
-    def reaching(self) -> frozenset[str]:
-        """The names by which functions of the project may be called."""
-        return self.called - self.foreign
+    reaching: frozenset[str] = frozenset()
+    reading: frozenset[str] = frozenset()
 
     def is_hot(self) -> bool:
         """Whether the code can produce an event, or a value that events speak of."""
@@ -87,7 +86,8 @@ class Heat:
     def __init__(self, modules: Iterable[ir.Module]) -> None:
         modules = list(modules)
         functions = [found for module in modules for found, _ in definitions(module.body)]
-        spoken = {id(function): vocabulary(function) for function in functions}
+        self._libraries = _libraries(modules)
+        spoken = {id(function): vocabulary(function, self._libraries) for function in functions}
         names = _aliases(modules)
         waiting = functions
         warm = [f for f in waiting if spoken[id(f)].is_hot() or not names.isdisjoint(spoken[id(f)].words)]
@@ -121,7 +121,7 @@ class Heat:
 
     def itself(self, function: ir.Function) -> bool:
         """Whether a function can make an event without those it calls."""
-        return vocabulary(function).is_hot()
+        return vocabulary(function, self._libraries).is_hot()
 
     def function(self, function: ir.Function) -> bool:
         if function.name == "<lambda>":
@@ -138,7 +138,7 @@ class Heat:
 
     def counts(self, node: ir.Expr) -> bool:
         """Whether an expression can produce an event, or a value that events speak of."""
-        spoken = _spoken_in(node)
+        spoken = _spoken_in(node, self._libraries)
         return spoken.is_hot() or not self._names.isdisjoint(spoken.reaching)
 
     def matters(self, body: tuple[ir.Stmt, ...]) -> bool:
@@ -155,13 +155,13 @@ class Heat:
 
     def decorator(self, node: ir.Expr) -> bool:
         """Whether a decorator may be a region or no_grad."""
-        found = _spoken_in(node)
+        found = _spoken_in(node, self._libraries)
         return found.is_hot() or not found.words.isdisjoint({"no_grad", "inference_mode"})
 
     def _judge(self, statement: ir.Stmt) -> tuple[bool, bool]:
         known = self._memo.get(id(statement))
         if known is None or known[0] is not statement:
-            spoken = vocabulary(statement)
+            spoken = vocabulary(statement, self._libraries)
             hot = not isinstance(statement, ir.Import) and (
                 spoken.is_hot() or not self._names.isdisjoint(spoken.reaching)
             )
@@ -184,7 +184,7 @@ def _aliases(modules: Iterable[ir.Module]) -> frozenset[str]:
 
 def _casts(function: ir.Function) -> bool:
     """Whether a function enters a region of its own."""
-    decorators = (word for decorator in function.decorators for word in _spoken_in(decorator).words)
+    decorators = (word for decorator in function.decorators for word in names_in(decorator))
     return "autocast" in function.words or "autocast" in decorators
 
 
@@ -196,16 +196,34 @@ def _reached(function: ir.Function, spoken: Vocabulary) -> frozenset[str]:
     """The names by which a function may reach others: those it calls, and, in a class, those it may read. Those of
     functions that are defined in it mean these, whose code is its own.
     """
-    found = spoken.words - spoken.foreign if "." in function.qualname else spoken.reaching
+    found = spoken.reading if "." in function.qualname else spoken.reaching
     return found - {inner.name for inner in statements(function.body) if isinstance(inner, ir.Function)}
 
 
 def _called_by(function: ir.Function) -> frozenset[str]:
-    """The names by which a function may be called; the class's for ``__init__`` and ``__call__``."""
-    if function.name in ("__init__", "__call__", "__enter__", "forward"):
-        owner = function.qualname.split(".")[-2:-1]
-        return frozenset(owner) if function.name == "__init__" else frozenset()
-    return frozenset({function.name})
+    """The names by which a function may be called, marked as in ``reaching``; for ``__init__`` the class's."""
+    if function.name in ("__call__", "__enter__", "forward"):
+        return frozenset()
+    owner, _, name = function.qualname.rpartition(".")
+    if function.name == "__init__":
+        name = owner.rpartition(".")[2]
+        return frozenset({name, f".{name}"})
+    if not owner:
+        return frozenset({name, f".{name}"})
+    return frozenset({name} if owner.endswith("<locals>") else {f".{name}"})
+
+
+def _libraries(modules: Sequence[ir.Module]) -> frozenset[str]:
+    """The local names of what is imported from outside of these modules."""
+    own = {part.removesuffix(".py") for module in modules for part in module.path.replace("\\", "/").split("/")}
+    outside: set[str] = set()
+    inside: set[str] = set()
+    for module in modules:
+        for statement in statements(module.body, into=True):
+            for local, target in statement.bindings if isinstance(statement, ir.Import) else ():
+                foreign = not target.startswith(".") and target.partition(".")[0] not in own
+                (outside if foreign else inside).add(local)
+    return frozenset(outside - inside)
 
 
 def definitions(body: Iterable[ir.Stmt], cls: ir.Class | None = None) -> Iterator[tuple[ir.Function, ir.Class | None]]:
@@ -227,33 +245,50 @@ def _leaves(statement: ir.Stmt) -> bool:
     return any(_leaves(inner) for block in bodies(statement) for inner in block)
 
 
-def vocabulary(node: ir.Stmt) -> Vocabulary:
-    """The vocabulary of a statement and all below it, decorators and nested definitions included."""
+def vocabulary(node: ir.Stmt, libraries: frozenset[str] = frozenset()) -> Vocabulary:
+    """The vocabulary of a statement and all below it, decorators and nested definitions included.
+
+    ``libraries`` are names whose methods are not the project's.
+    """
     below = statements((node,), into=True)
-    return _together([_spoken_in(each) for statement in below for each in expressions(statement)])
+    return _together([_spoken_in(each, libraries) for statement in below for each in expressions(statement)])
 
 
-def _spoken_in(node: ir.Expr) -> Vocabulary:
+def _spoken_in(node: ir.Expr, libraries: frozenset[str]) -> Vocabulary:
     words: set[str] = set()
     called: set[str] = set()
-    own: set[str] = set()
+    reaching: set[str] = set()
+    reading: set[str] = set()
+    foreign: set[str] = set()
     below: list[Vocabulary] = []
     for inner in walk(node):
         if isinstance(inner, ir.Name):
             words.add(inner.id)
+            reading.add(inner.id)
         elif isinstance(inner, ir.Attr):
             words.add(inner.name)
+            reading.add(f".{inner.name}")
         elif isinstance(inner, ir.Call) and isinstance(inner.func, ir.Attr):
             called.add(inner.func.name)
-            if inner.func.name not in _COMMON or _is_self(inner.func.base):
-                own.add(inner.func.name)
+            (reaching if _may_be_own(inner.func, libraries) else foreign).add(f".{inner.func.name}")
         elif isinstance(inner, ir.Call) and isinstance(inner.func, ir.Name):
             called.add(inner.func.id)
-            own.add(inner.func.id)
+            reaching.add(inner.func.id)
         elif isinstance(inner, ir.Lambda):
             words |= inner.function.words
-            below += [vocabulary(statement) for statement in inner.function.body]
-    return _together([Vocabulary(frozenset(words), frozenset(called), frozenset(called - own)), *below])
+            below += [vocabulary(statement, libraries) for statement in inner.function.body]
+    spoken = Vocabulary(
+        frozenset(words), frozenset(called), frozenset(reaching), frozenset(reading - (foreign - reaching))
+    )
+    return _together([spoken, *below])
+
+
+def _may_be_own(func: ir.Attr, libraries: frozenset[str]) -> bool:
+    """Whether a method that is called may be one of the project's."""
+    if _is_self(func.base):
+        return True
+    root = root_name(func.base)
+    return func.name not in _COMMON and root not in libraries and _LOGGER.fullmatch(root) is None
 
 
 def _is_self(node: ir.Expr) -> bool:
@@ -265,9 +300,13 @@ def _is_self(node: ir.Expr) -> bool:
 def _together(parts: Sequence[Vocabulary]) -> Vocabulary:
     if len(parts) == 1:
         return parts[0]
-    called = frozenset().union(*(part.called for part in parts))
-    reaching = frozenset().union(*(part.reaching for part in parts))
-    return Vocabulary(frozenset().union(*(part.words for part in parts)), called, called - reaching)
+    empty = frozenset[str]()
+    return Vocabulary(
+        empty.union(*(part.words for part in parts)),
+        empty.union(*(part.called for part in parts)),
+        empty.union(*(part.reaching for part in parts)),
+        empty.union(*(part.reading for part in parts)),
+    )
 
 
 def methods_by_name(module: ir.Module) -> Mapping[str, frozenset[str]]:

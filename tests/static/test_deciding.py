@@ -148,3 +148,29 @@ def test_a_local_function_does_not_make_its_namesake_matter() -> None:
     heat = Heat([module])
     hot = {function.qualname for function, _ in definitions(module.body) if heat.function(function)}
     assert hot == {"Trainer.run", "calls"}
+
+
+def test_a_builtin_and_a_logger_reach_no_method_of_that_name() -> None:
+    source = """
+    import logging
+    import numpy as np
+    logger = logging.getLogger(__name__)
+    class Model:
+        def info(self):
+            self.loss().backward()
+        def print(self):
+            self.info()
+        def save(self):
+            self.info()
+    def shows(items):
+        print(items)
+        logger.info(items)
+        logging.info(items)
+        np.save("a", items)
+    def uses(model):
+        model.save()
+    """
+    module = lowering.lower("/project/main.py", textwrap.dedent(source))
+    heat = Heat([module])
+    hot = {function.qualname for function, _ in definitions(module.body) if heat.function(function)}
+    assert hot == {"Model.info", "Model.print", "Model.save", "uses"}
