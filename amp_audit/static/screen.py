@@ -35,14 +35,14 @@ _USED = (
     rb"(?:to|type|cast|as_tensor|tensor|full|zeros|ones|empty|randn|rand)\s*\([^()]{0,200}(?:\([^()]{0,200}\)[^()]{0,200}){0,3}"
     + _DTYPE
     + rb"|"
-    rb"import[^\n;]*(?:float16|half)\b"
+    rb"import[^\n;]{0,300}(?:float16|half)\b"
 )
 _NO_CODE = re.compile(
     rb"^([^'\"#\n]*)#[^\n]*"
     rb"|^[ \t]*[rRuU]?(?:\"\"\".*?\"\"\"|'''.*?''')",
     re.M | re.S,
 )
-_OF_TORCH = rb"torch\s*\.\s*%(name)s\b|import[^\n]*[ ,(]%(name)s\b"
+_OF_TORCH = rb"torch\s*\.\s*%(name)s\b|import[^\n]{0,300}[ ,(]%(name)s\b"
 """A name that Python itself has says nothing alone: ``compile``."""
 _MARK = MARK.encode()
 
