@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from amp_audit.static import ir
+from amp_audit.static.literals import alive
 from amp_audit.static.scoping import Scoping
 
 Spot = ast.AST | tuple[ast.AST, ast.AST]
@@ -334,7 +335,7 @@ class Lowering(Scoping[Spot]):
         at = self.at(node)
         test = self.expr(node.test)
         body = self.block(node.body)
-        return ir.If(at, test, body, self.block(node.orelse))
+        return alive(ir.If(at, test, body, self.block(node.orelse)))
 
     def loop(self, node: ast.For | ast.AsyncFor) -> ir.Stmt:
         at = self.at(node)

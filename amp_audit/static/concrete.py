@@ -16,6 +16,7 @@ import libcst as cst
 from amp_audit.static import ir
 from amp_audit.static.deep import with_deep_stack
 from amp_audit.static.expressions import BadLiteral, Expressions, identifier
+from amp_audit.static.literals import alive
 from amp_audit.static.position import LoweringError, Position
 from amp_audit.static.spans import ranges
 
@@ -241,7 +242,7 @@ class _Lowering(Expressions):
         at = self.at(node)
         test = self.expr(node.test)
         body = self.suite(node.body)
-        return ir.If(at, test, body, self.orelse(node.orelse))
+        return alive(ir.If(at, test, body, self.orelse(node.orelse)))
 
     def loop(self, node: cst.For) -> ir.Stmt:
         at = self.at(node)

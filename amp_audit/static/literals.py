@@ -1,10 +1,11 @@
-"""Numbers that a program spells out."""
+"""Numbers and truths that a program spells out."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from amp_audit.static import ir
 
@@ -24,6 +25,27 @@ def number(expr: ir.Expr | None) -> float | None:
         is_word = isinstance(word, ir.Const) and word.value in ("inf", "-inf", "nan")
         return float(str(word.value)) if is_word and isinstance(word, ir.Const) else None
     return None
+
+
+def truth(expr: ir.Expr) -> bool | None:
+    """Whether a test holds whatever the rest is: ``0``, ``not True``, ``False and a``; None for all else."""
+    if isinstance(expr, ir.Const):
+        return bool(expr.value)
+    if isinstance(expr, ir.Unary) and expr.op == "not":
+        inner = truth(expr.operand)
+        return None if inner is None else not inner
+    if isinstance(expr, ir.BoolOp):
+        decides, sides = expr.op == "or", {truth(expr.left), truth(expr.right)}
+        return decides if decides in sides else None if None in sides else not decides
+    return None
+
+
+def alive(node: ir.If) -> ir.If:
+    """An ``if`` without the arm that its test never lets run: code that was put aside, as with ``if 0:``."""
+    holds = truth(node.test)
+    if holds is None:
+        return node
+    return replace(node, orelse=()) if holds else replace(node, body=())
 
 
 def _of_literal(value: object) -> float | None:

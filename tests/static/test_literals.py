@@ -7,7 +7,7 @@ import math
 import pytest
 
 from amp_audit.static import ir
-from amp_audit.static.literals import number
+from amp_audit.static.literals import number, truth
 from amp_audit.static.lowering import lower
 
 
@@ -34,3 +34,23 @@ def test_integers_beyond_floats() -> None:
 )
 def test_all_else(code: str) -> None:
     assert value(code) is None
+
+
+@pytest.mark.parametrize(
+    "code", ["0", "''", "not 0", "False and x", "x and False", "True or x", "not (x or 1)", "1 and x", "x", "0 or x"]
+)
+def test_truths_hold_whatever_the_rest_is(code: str) -> None:
+    (node,) = lower("train.py", code + "\n").body
+    assert isinstance(node, ir.Evaluate)
+    both = {bool(eval(code, {"x": x})) for x in (0, 1)}
+    assert truth(node.value) is (both.pop() if len(both) == 1 else None)
+
+
+@pytest.mark.parametrize(
+    ("test", "left"), [("0", "b"), ("False and x", "b"), ("not 0", "a"), ("x", "ab"), ("1 or x", "a")]
+)
+def test_an_arm_that_never_runs_is_not_code(test: str, left: str) -> None:
+    for source in (f"if {test}:\n    a()\nelse:\n    b()\n", f"if {test}:\n    a()\nelif y:\n    b()\n"):
+        (node,) = lower("train.py", source).body
+        assert isinstance(node, ir.If)
+        assert (bool(node.body), bool(node.orelse)) == ("a" in left, "b" in left)
