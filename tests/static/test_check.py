@@ -135,6 +135,13 @@ def test_a_default_that_calls_its_own_function_ends(tmp_path: Path) -> None:
     assert run(tmp_path / "train.py", source).coverage.notes == ()
 
 
+def test_a_generated_file_is_left_out_and_named(tmp_path: Path) -> None:
+    result = run(tmp_path / "table.py", CLIP + "".join(f"x{i} = [{i}, 'abc', f({i})]\n" for i in range(80_000)))
+    assert result.findings == () and (result.coverage.files_checked, result.coverage.files_skipped) == (0, 1)
+    (note,) = result.coverage.notes
+    assert "table.py: not read" in note and "MB of source" in note
+
+
 def test_an_error_of_a_detector_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> list[object]:
         raise KeyError("lost")

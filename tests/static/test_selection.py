@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,14 @@ def test_nothing_is_read_where_nothing_matters(tmp_path: Path) -> None:
 )
 def test_trigger_words(source: bytes, matters: bool) -> None:
     assert screen(BOOK).matters(source) is matters
+
+
+@pytest.mark.parametrize("part", [b"import ", b"torch ", b"=a", b"= ", b"to(((((", b"to(" + b"a" * 190 + b"(b)"])
+def test_the_screen_is_linear_on_what_nobody_wrote(part: bytes) -> None:
+    data = b"half\n" + part * (1_000_000 // len(part))
+    began = time.process_time()
+    screen(BOOK).matters(data)
+    assert time.process_time() - began < 10
 
 
 def test_imports_by_their_looks() -> None:
