@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from amp_audit.model import Finding, Location
 from amp_audit.rulebook import Rulebook
 from amp_audit.static.findings import fingerprint, tokens
-from amp_audit.static.selection import path_in_project
-from amp_audit.static.suppress import Directive, Spot, directives, silenced
+from amp_audit.static.source.selection import path_in_project
+from amp_audit.static.source.suppress import Directive, Spot, directives, silenced
 
 
 @dataclass(frozen=True, slots=True)

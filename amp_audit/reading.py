@@ -15,7 +15,7 @@ from amp_audit.settings import RETIRED, Configuration, SettingsError
 from amp_audit.target import TargetError
 
 if TYPE_CHECKING:
-    from amp_audit.static.sources import Gathered
+    from amp_audit.static.source.sources import Gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _cache() -> Path:
 
 def gather(paths: Sequence[Path], configuration: Configuration, scope: Scope | None = None) -> Gathered:
     """The files of paths, as the settings let through. Raises TargetError when there are none."""
-    from amp_audit.static.sources import SourceError, gather
+    from amp_audit.static.source.sources import SourceError, gather
 
     wanted = scope or Scope()
 

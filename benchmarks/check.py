@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from amp_audit import rulebook
-from amp_audit.static import selection, sources
-from amp_audit.static.screen import screen
+from amp_audit.static.source import selection, sources
+from amp_audit.static.source.screen import screen
 
 PARSE = """
 import sys, libcst

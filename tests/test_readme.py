@@ -12,7 +12,7 @@ import pytest
 
 from amp_audit import cli, settings
 from amp_audit.rulebook import load
-from amp_audit.static.suppress import directives
+from amp_audit.static.source.suppress import directives
 
 from .test_packaging import ROOT
 

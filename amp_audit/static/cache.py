@@ -33,8 +33,8 @@ from amp_audit.model import (
     Subject,
     Verdict,
 )
-from amp_audit.static.layout import Layout, listing
-from amp_audit.static.sources import Unreadable, read_bytes
+from amp_audit.static.source.layout import Layout, listing
+from amp_audit.static.source.sources import Unreadable, read_bytes
 
 MOST_ENTRIES = 256
 _SUFFIX = ".json"

@@ -12,11 +12,11 @@ from amp_audit.model import Coverage, Finding
 from amp_audit.rulebook import Rulebook
 from amp_audit.static import cache
 from amp_audit.static.cache import Entry
-from amp_audit.static.deep import with_deep_stack
-from amp_audit.static.layout import Layout
-from amp_audit.static.screen import Screen, screen
-from amp_audit.static.selection import Selection, local_imports, root_of, select
-from amp_audit.static.sources import STDIN, Gathered, Unreadable, gather, read_bytes
+from amp_audit.static.source.deep import with_deep_stack
+from amp_audit.static.source.layout import Layout
+from amp_audit.static.source.screen import Screen, screen
+from amp_audit.static.source.selection import Selection, local_imports, root_of, select
+from amp_audit.static.source.sources import STDIN, Gathered, Unreadable, gather, read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def check_files(gathered: Gathered, book: Rulebook, options: Options) -> CheckRe
     result = with_deep_stack(lambda: _check(groups, book, options, gathered.given))
     if not gathered.configs:
         return result
-    from amp_audit.static import configs
+    from amp_audit.static.spots import configs
 
     found, read = configs.in_files(gathered.configs, book)
     wanted = [each for each in found if each.location and each.rule in options.rules_for(each.location.path, book)]

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 
 from amp_audit.model import Finding
 from amp_audit.rulebook import Rulebook
-from amp_audit.static import dtypes, paths, patterns
+from amp_audit.static import dtypes
+from amp_audit.static.binding.project import Project
 from amp_audit.static.cache import Entry
 from amp_audit.static.findings import File, present, settle, unreadable
 from amp_audit.static.fixes.builder import Builder
-from amp_audit.static.layout import Layout
-from amp_audit.static.loading import lower_all
-from amp_audit.static.position import LoweringError
-from amp_audit.static.project import Project
 from amp_audit.static.raw import RawFinding
-from amp_audit.static.selection import Selection
-from amp_audit.static.sources import Source, Unreadable, decode
+from amp_audit.static.source.layout import Layout
+from amp_audit.static.source.loading import lower_all
+from amp_audit.static.source.position import LoweringError
+from amp_audit.static.source.selection import Selection
+from amp_audit.static.source.sources import Source, Unreadable, decode
+from amp_audit.static.spots import patterns
+from amp_audit.static.walking import paths
 
 if TYPE_CHECKING:
     from amp_audit.static.check import Options

@@ -12,13 +12,13 @@ from functools import cached_property
 
 from amp_audit.model import Confidence, Edit, Evidence, Finding, Fix, Location, Related, Severity
 from amp_audit.rulebook import Rule, Rulebook
-from amp_audit.static import ir
-from amp_audit.static.position import Position
 from amp_audit.static.raw import RawFinding, RawStep
-from amp_audit.static.selection import path_in_project
-from amp_audit.static.sources import Source, Unreadable
-from amp_audit.static.suppress import Directive, Spot, directives, removal, silenced
-from amp_audit.static.traverse import bodies
+from amp_audit.static.source import ir
+from amp_audit.static.source.position import Position
+from amp_audit.static.source.selection import path_in_project
+from amp_audit.static.source.sources import Source, Unreadable
+from amp_audit.static.source.suppress import Directive, Spot, directives, removal, silenced
+from amp_audit.static.source.traverse import bodies
 
 UNREADABLE = "AMP001"
 UNUSED = "AMP002"
@@ -40,7 +40,7 @@ class File:
 
     @cached_property
     def _positions(self) -> Callable[[int], Position]:
-        from amp_audit.static.lowering import positions
+        from amp_audit.static.source.lowering import positions
 
         return positions(self.source.text)
 

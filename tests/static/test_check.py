@@ -15,7 +15,7 @@ from amp_audit.model import Finding, Severity
 from amp_audit.static import examination
 from amp_audit.static.check import CheckResult, Options, check
 from amp_audit.static.findings import tokens
-from amp_audit.static.sources import SourceError
+from amp_audit.static.source.sources import SourceError
 
 BOOK = rulebook.load()
 CLIP = """\

@@ -9,8 +9,9 @@ import pytest
 
 from amp_audit import rulebook
 from amp_audit.model import Confidence
-from amp_audit.static import lowering, patterns
-from amp_audit.static.project import Project
+from amp_audit.static.binding.project import Project
+from amp_audit.static.source import lowering
+from amp_audit.static.spots import patterns
 
 TRAIN = """
 import torch

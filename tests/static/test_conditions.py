@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_audit import rulebook
-from amp_audit.static import lowering, paths
-from amp_audit.static.hot import Heat, definitions
-from amp_audit.static.project import Project
-from amp_audit.static.values import Condition
-from amp_audit.static.world import MAX_CASES, Case, World, simplified
+from amp_audit.static.binding.project import Project
+from amp_audit.static.source import lowering
+from amp_audit.static.source.traverse import definitions
+from amp_audit.static.walking import paths
+from amp_audit.static.walking.hot import Heat
+from amp_audit.static.walking.values import Condition
+from amp_audit.static.walking.world import MAX_CASES, Case, World, simplified
 
 HEAD = """
 import torch

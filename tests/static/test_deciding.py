@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from amp_audit import rulebook
-from amp_audit.static import lowering, paths
-from amp_audit.static.deciding import Deciding, deciding
-from amp_audit.static.hot import Heat, definitions
-from amp_audit.static.project import Project
+from amp_audit.static.binding.project import Project
+from amp_audit.static.source import lowering
+from amp_audit.static.source.traverse import definitions
+from amp_audit.static.walking import paths
+from amp_audit.static.walking.deciding import Deciding, deciding
+from amp_audit.static.walking.hot import Heat
 
 TRAIN = """
 import torch

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from amp_audit.static.devices import choice
-from amp_audit.static.lowering import lower
+from amp_audit.static.source.lowering import lower
+from amp_audit.static.spots.devices import choice
 from tests.static.found import lines
 
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from amp_audit.static import ir
-from amp_audit.static.literals import number, truth
-from amp_audit.static.lowering import lower
+from amp_audit.static.source import ir
+from amp_audit.static.source.literals import number, truth
+from amp_audit.static.source.lowering import lower
 
 
 def value(code: str) -> float | None:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from amp_audit.static import concrete, ir, lowering
-from amp_audit.static.deep import with_deep_stack
-from amp_audit.static.position import LoweringError, Position
-from amp_audit.static.sources import Unreadable, decode
-from amp_audit.static.traverse import bodies, children, expressions, statements, walk
+from amp_audit.static.source import concrete, ir, lowering
+from amp_audit.static.source.deep import with_deep_stack
+from amp_audit.static.source.position import LoweringError, Position
+from amp_audit.static.source.sources import Unreadable, decode
+from amp_audit.static.source.traverse import bodies, children, expressions, statements, walk
 
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
 HERE = Path(__file__).resolve().parents[2]
@@ -418,7 +418,7 @@ def test_a_sum_of_a_thousand_terms_is_read() -> None:
 )
 def test_nesting_beyond_python_ends_in_an_error_not_in_a_crash(source: str) -> None:
     code = (
-        "import sys; from amp_audit.static.lowering import lower, LoweringError\n"
+        "import sys; from amp_audit.static.source.lowering import lower, LoweringError\n"
         "try: lower('x.py', sys.stdin.read())\nexcept LoweringError as e: print('refused', e)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], input=source, capture_output=True, text=True, timeout=60)

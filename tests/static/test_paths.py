@@ -9,8 +9,9 @@ import pytest
 
 from amp_audit import rulebook
 from amp_audit.model import Confidence
-from amp_audit.static import lowering, paths
-from amp_audit.static.project import Project
+from amp_audit.static.binding.project import Project
+from amp_audit.static.source import lowering
+from amp_audit.static.walking import paths
 
 BASE = """
 import torch
@@ -443,7 +444,7 @@ def test_the_path_is_told_in_order() -> None:
 
 
 def test_too_many_paths_are_said_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_audit.static.walk.FUEL", 5)
+    monkeypatch.setattr("amp_audit.static.walking.walk.FUEL", 5)
     module = lowering.lower("/project/main.py", in_loop(CLIP, STEP, UPDATE))
     _, notes = paths.find(Project([module], Path("/project")), rulebook.load())
     assert notes == ["/project/main.py: its own code has too many paths; it was not walked to the end"]
@@ -459,7 +460,7 @@ def _forked(*calls: str) -> str:
 def test_paths_that_are_left_out_are_said_and_those_that_are_followed_are_real(
     monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    monkeypatch.setattr("amp_audit.static.paths.WIDTHS", (width,))
+    monkeypatch.setattr("amp_audit.static.walking.paths.WIDTHS", (width,))
     clip = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
     step, update = "scaler.step(optimizer)", "scaler.update()"
 
@@ -476,7 +477,7 @@ def test_paths_that_are_left_out_are_said_and_those_that_are_followed_are_real(
 
 
 def test_what_may_happen_on_a_path_that_is_left_out_is_not_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_audit.static.paths.WIDTHS", (1,))
+    monkeypatch.setattr("amp_audit.static.walking.paths.WIDTHS", (1,))
     update = "if not args.s1: scaler.update()"
     for extra, expected in (((), True), ((update,), False)):
         module = lowering.lower("/project/main.py", _forked("scaler.step(optimizer)", *extra))

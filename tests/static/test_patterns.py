@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from amp_audit import rulebook
+from amp_audit.static.binding.signatures import KEYWORDS, SIGNATURES
 from amp_audit.static.check import check
-from amp_audit.static.facts import FACT_NAMES
-from amp_audit.static.patterns import _function
-from amp_audit.static.signatures import KEYWORDS, SIGNATURES
+from amp_audit.static.spots.facts import FACT_NAMES
+from amp_audit.static.spots.patterns import _function
 
 BOOK = rulebook.load()
 KINDS = frozenset("bool int float str none dict dtype device module callable parameters tensor flag".split())  # noqa: SIM905

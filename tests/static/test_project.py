@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_audit.static import ir
-from amp_audit.static.lowering import lower
-from amp_audit.static.project import (
+from amp_audit.static.binding.project import (
     Alternatives,
     Binding,
     ClassRef,
@@ -20,6 +18,8 @@ from amp_audit.static.project import (
     Unknown,
     ValueRef,
 )
+from amp_audit.static.source import ir
+from amp_audit.static.source.lowering import lower
 
 
 def build(folder: Path, **files: str) -> Project:

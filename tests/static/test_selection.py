@@ -10,8 +10,8 @@ import pytest
 
 from amp_audit import rulebook
 from amp_audit.static.check import Options, check
-from amp_audit.static.screen import screen
-from amp_audit.static.selection import imports, local_imports, root_of, select
+from amp_audit.static.source.screen import screen
+from amp_audit.static.source.selection import imports, local_imports, root_of, select
 
 BOOK = rulebook.load()
 AMP = "import torch\nscaler = torch.amp.GradScaler('cuda')\n"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from amp_audit.static import ir
-from amp_audit.static.lowering import lower, positions
-from amp_audit.static.sources import STDIN, SourceError, Unreadable, decode, find, gather, read_bytes
-from amp_audit.static.traverse import expressions, statements, walk
+from amp_audit.static.source import ir
+from amp_audit.static.source.lowering import lower, positions
+from amp_audit.static.source.sources import STDIN, SourceError, Unreadable, decode, find, gather, read_bytes
+from amp_audit.static.source.traverse import expressions, statements, walk
 
 
 def tree(folder: Path, *names: str) -> None:

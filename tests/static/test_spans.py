@@ -9,8 +9,8 @@ import libcst as cst
 import pytest
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
-from amp_audit.static.position import Position
-from amp_audit.static.spans import ranges
+from amp_audit.static.source.position import Position
+from amp_audit.static.source.spans import ranges
 
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
 SOURCES = [

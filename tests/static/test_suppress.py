@@ -8,7 +8,7 @@ import pytest
 
 from amp_audit import rulebook
 from amp_audit.static.check import CheckResult, Options, check
-from amp_audit.static.suppress import directives
+from amp_audit.static.source.suppress import directives
 
 BOOK = rulebook.load()
 HEAD = "import torch\n"

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
-from amp_audit.static import ir, project
+from amp_audit.static.binding import project
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.arguments import Named, dtype_of
 from amp_audit.static.dtypes.evaluate import OPTIONS, Evaluation, Frame, has_decorator, region_of
@@ -40,7 +40,8 @@ from amp_audit.static.dtypes.values import (
     join,
     options,
 )
-from amp_audit.static.traverse import dotted_text
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import dotted_text
 
 _MAX_DEPTH = 12
 _NO_REGION = Region("cuda", frozenset({"float16"}), enabled=False)

@@ -9,7 +9,7 @@ from functools import reduce
 from typing import Any, get_args
 
 from amp_audit import policy
-from amp_audit.static import ir, project
+from amp_audit.static.binding import project
 from amp_audit.static.dtypes.arguments import Named, dtype_of, info_attribute, torch_dtype
 from amp_audit.static.dtypes.models import Models
 from amp_audit.static.dtypes.values import (
@@ -45,7 +45,8 @@ from amp_audit.static.dtypes.values import (
     options,
     part_of,
 )
-from amp_audit.static.traverse import dotted_text, root_name
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import dotted_text, root_name
 
 _HANDLERS: dict[type, str] = {kind: f"_eval_{kind.__name__.lower()}" for kind in get_args(ir.Expr)}
 

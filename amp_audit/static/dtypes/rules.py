@@ -14,14 +14,14 @@ from dataclasses import replace
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Rulebook
-from amp_audit.static import ir
-from amp_audit.static.deep import with_deep_stack
+from amp_audit.static.binding.project import ClassRef, FunctionRef, ModuleRef, Project
 from amp_audit.static.dtypes import matching, trainings
 from amp_audit.static.dtypes.values import Region
 from amp_audit.static.dtypes.walk import Walk
-from amp_audit.static.project import ClassRef, FunctionRef, ModuleRef, Project
 from amp_audit.static.raw import RawFinding, RawStep
-from amp_audit.static.traverse import statements
+from amp_audit.static.source import ir
+from amp_audit.static.source.deep import with_deep_stack
+from amp_audit.static.source.traverse import statements
 
 _PRECISION_WORDS = frozenset(
     {"autocast", "half", "bfloat16", "float16", "custom_fwd", "set_default_dtype", "set_default_tensor_type"}

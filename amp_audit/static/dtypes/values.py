@@ -15,10 +15,10 @@ from itertools import product
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from amp_audit import policy
-from amp_audit.static import ir
+from amp_audit.static.source import ir
 
 if TYPE_CHECKING:
-    from amp_audit.static.project import ClassRef
+    from amp_audit.static.binding.project import ClassRef
 
 UNKNOWN = "?"
 LOW = "low"

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from functools import reduce
 from typing import Any, get_args
 
-from amp_audit.static import ir, project
+from amp_audit.static.binding import project
 from amp_audit.static.dtypes.calls import Calls
 from amp_audit.static.dtypes.evaluate import ARITHMETIC, Frame, has_decorator, region_of
 from amp_audit.static.dtypes.ops import Entry, Loop
@@ -34,7 +34,8 @@ from amp_audit.static.dtypes.values import (
     join,
     options,
 )
-from amp_audit.static.traverse import walk
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import walk
 
 _FUEL = 20_000
 """Statements per entry; a walk that needs more ends where it is."""

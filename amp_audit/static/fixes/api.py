@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from amp_audit.model import Confidence, Edit, Fix
-from amp_audit.static import ir
+from amp_audit.static.binding.names import Bound, Imported
+from amp_audit.static.binding.origins import Where
+from amp_audit.static.binding.project import Scope
+from amp_audit.static.binding.signatures import SIGNATURES
 from amp_audit.static.fixes.draft import Draft, Unfixable, fix
-from amp_audit.static.gates import is_gated
-from amp_audit.static.names import Bound, Imported
-from amp_audit.static.origins import Where
-from amp_audit.static.project import Scope
 from amp_audit.static.raw import RawFinding
-from amp_audit.static.signatures import SIGNATURES
-from amp_audit.static.sites import Site, inside
-from amp_audit.static.traverse import expressions, statements, walk
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import expressions, statements, walk
+from amp_audit.static.spots.gates import is_gated
+from amp_audit.static.spots.sites import Site, inside
 
 _MOVED = {
     f"torch.{device}.amp.{name}": (device, name)

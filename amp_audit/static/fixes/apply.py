@@ -11,10 +11,10 @@ from io import BytesIO
 from itertools import accumulate
 
 from amp_audit.model import Edit, Fix
-from amp_audit.static.jsontext import DECODER, items_of, members, skip_space
-from amp_audit.static.lowering import lower
-from amp_audit.static.position import LoweringError
-from amp_audit.static.sources import Unreadable, decode
+from amp_audit.static.source.jsontext import DECODER, items_of, members, skip_space
+from amp_audit.static.source.lowering import lower
+from amp_audit.static.source.position import LoweringError
+from amp_audit.static.source.sources import Unreadable, decode
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _NEWLINE = re.compile(r"\r\n|\r|\n")

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable, Mapping
 
 from amp_audit.model import Edit, Fix
+from amp_audit.static.binding.origins import Origins
+from amp_audit.static.binding.project import Project
 from amp_audit.static.findings import File
 from amp_audit.static.fixes import api, dtypes, order
 from amp_audit.static.fixes.draft import Draft, Unfixable
-from amp_audit.static.origins import Origins
-from amp_audit.static.project import Project
 from amp_audit.static.raw import RawFinding
 
 _REPAIRS: Mapping[str, Callable[[RawFinding, Draft], Fix]] = {

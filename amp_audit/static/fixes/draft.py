@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from amp_audit.model import Edit, Fix
-from amp_audit.static import ir
+from amp_audit.static.binding.origins import Origins, Where
+from amp_audit.static.binding.project import Project
 from amp_audit.static.findings import File
-from amp_audit.static.origins import Origins, Where
-from amp_audit.static.position import Position
-from amp_audit.static.project import Project
-from amp_audit.static.sites import Site, sites
-from amp_audit.static.spaces import calls, spaces
-from amp_audit.static.traverse import bodies, statements
+from amp_audit.static.source import ir
+from amp_audit.static.source.position import Position
+from amp_audit.static.source.traverse import bodies, statements
+from amp_audit.static.spots.sites import Site, sites
+from amp_audit.static.spots.spaces import calls, spaces
 
 _REST_OF_LINE = re.compile(r"[ \t]*(?:#.*)?\Z")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from amp_audit.model import Edit, Fix
-from amp_audit.static import ir
 from amp_audit.static.fixes.draft import Draft, Unfixable, fix
-from amp_audit.static.literals import number
 from amp_audit.static.raw import RawFinding
-from amp_audit.static.sites import Site
-from amp_audit.static.traverse import expressions, statements, walk
+from amp_audit.static.source import ir
+from amp_audit.static.source.literals import number
+from amp_audit.static.source.traverse import expressions, statements, walk
+from amp_audit.static.spots.sites import Site
 
 _SIGMOIDS = frozenset({"torch.sigmoid", "torch.nn.functional.sigmoid", "torch.special.expit"})
 _LARGEST_HALF = 65504.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from amp_audit.model import Edit, Fix
-from amp_audit.static import ir
 from amp_audit.static.fixes.draft import Draft, Space, Unfixable, fix
 from amp_audit.static.raw import RawFinding
-from amp_audit.static.spaces import calls, method
-from amp_audit.static.traverse import bodies, expressions, statements, walk
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import bodies, expressions, statements, walk
+from amp_audit.static.spots.spaces import calls, method
 
 
 def unscale_before(raw: RawFinding, draft: Draft) -> Fix:

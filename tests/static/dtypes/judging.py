@@ -11,8 +11,8 @@ from amp_audit import rulebook
 from amp_audit.model import Confidence, Severity
 from amp_audit.rulebook import Rulebook
 from amp_audit.static import dtypes
-from amp_audit.static.lowering import lower, positions
-from amp_audit.static.project import Project
+from amp_audit.static.binding.project import Project
+from amp_audit.static.source.lowering import lower, positions
 
 TRAIN = """
     import torch

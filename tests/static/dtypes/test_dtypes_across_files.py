@@ -9,10 +9,10 @@ import pytest
 
 from amp_audit.model import Confidence
 from amp_audit.static import dtypes
-from amp_audit.static.lowering import lower
-from amp_audit.static.project import Project
-from amp_audit.static.screen import screen
-from amp_audit.static.selection import select
+from amp_audit.static.binding.project import Project
+from amp_audit.static.source.lowering import lower
+from amp_audit.static.source.screen import screen
+from amp_audit.static.source.selection import select
 from tests.static.dtypes.judging import TRAIN, book, check, find
 
 MODEL = """

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from amp_audit.static.binding.project import Project
 from amp_audit.static.dtypes.values import NAMES, Opaque, Tensor, rounded
 from amp_audit.static.dtypes.walk import Walk
-from amp_audit.static.lowering import lower
-from amp_audit.static.project import Project
+from amp_audit.static.source.lowering import lower
 
 PROGRAMS = {
     "layers": """

@@ -15,8 +15,8 @@ from amp_audit import rulebook
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Rulebook
 from amp_audit.static import dtypes
-from amp_audit.static.lowering import lower, positions
-from amp_audit.static.project import Project
+from amp_audit.static.binding.project import Project
+from amp_audit.static.source.lowering import lower, positions
 from tests.static.dtypes.judging import TRAIN, find, messages, rule_of
 
 

@@ -1,0 +1,1 @@
+"""Names: what they mean, across files, classes, re-exports and aliases."""

@@ -1,0 +1,310 @@
+"""Where a value may come from and what kind of thing it is, as far as one look without running shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from amp_audit.static.binding.names import Assigned
+from amp_audit.static.binding.project import Alternatives, ClassRef, External, FunctionRef, Project, Scope, ValueRef
+from amp_audit.static.binding.signatures import SCALERS
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import statements, walk
+
+_MAX_DEPTH = 8
+
+_FLAG = re.compile(r"(?:use|enable|with|is|has)_\w+|(?:\w+_)?(?:amp|fp16|half|mixed_precision|enabled?)", re.I)
+_NO_FLAG = re.compile(r"device|type|dtype|scale", re.I)
+_TENSOR = re.compile(
+    r"(?:\w+_)?(?:[xyqkvt]|inputs?|images?|imgs?|input_ids|hidden_states?|tensors?|batch|features?|feats?|logits|query|key"
+    r"|value|latents?|samples?|outputs?|out|tokens?|audio|wavs?|mels?|frames?|pixel_values|embeds?|embeddings?|labels?"
+    r"|targets?|points?|coords?|src|tgt|loss)"
+)
+_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "bool", "uint8"})
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """From where an expression is read: its module, the function around it, the class whose methods these are."""
+
+    module: ir.Module
+    scope: Scope | None = None
+    cls: ClassRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """An expression that a value may come from; None when it comes from outside (a parameter, an unpacked item)."""
+
+    where: Where
+    expr: ir.Expr | None
+    param: ir.Param | None = None
+
+
+class Origins:
+    """Follows names, attributes of ``self`` and factories back to where values are made."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self._attributes: dict[tuple[str, int], dict[str, list[Origin]]] = {}
+
+    def of(self, expr: ir.Expr, where: Where) -> list[Origin]:
+        """All expressions that ``expr`` may have its value from; those it is itself a part of come too late."""
+        found = self._follow(expr, where, 0, set())
+        return [origin for origin in found if origin.expr is expr or not _contains(origin.expr, expr)]
+
+    def _follow(self, expr: ir.Expr, where: Where, depth: int, seen: set[tuple[str, int]]) -> Iterator[Origin]:
+        key = (where.module.path, expr.at)
+        if depth > _MAX_DEPTH or key in seen:
+            return
+        seen.add(key)
+        sources = self._sources(expr, where)
+        if sources is None:
+            yield Origin(where, expr)
+            return
+        for source in sources:
+            if source.expr is None:
+                yield source
+            else:
+                yield from self._follow(source.expr, source.where, depth + 1, seen)
+
+    def _sources(self, expr: ir.Expr, where: Where) -> list[Origin] | None:
+        """One step back; None where the value is made here."""
+        if isinstance(expr, ir.Name):
+            return self._of_name(expr, where)
+        if isinstance(expr, ir.Attr):
+            return self._of_attribute(expr, where)
+        if isinstance(expr, ir.IfExp):
+            return [Origin(where, expr.body), Origin(where, expr.orelse)]
+        if isinstance(expr, ir.BoolOp) and expr.op == "or":
+            return [Origin(where, expr.left), Origin(where, expr.right)]
+        if isinstance(expr, ir.Walrus):
+            return [Origin(where, expr.value)]
+        if isinstance(expr, ir.Call):
+            return self._of_factory(expr, where)
+        return None
+
+    def _of_name(self, expr: ir.Name, where: Where) -> list[Origin] | None:
+        scope = where.scope
+        while scope is not None:
+            if expr.id in scope.names.bound:
+                inside = Where(where.module, scope, where.cls)
+                return self._local(expr.id, scope, inside)
+            scope = scope.outer
+        outside = Where(where.module)
+        names = self.project.names(where.module)
+        if expr.id in names.bound:
+            exprs = [b.source.expr for b in names.bound[expr.id] if isinstance(b.source, Assigned)]
+            return [Origin(outside, each) for each in exprs] if exprs else None
+        return self._elsewhere(expr, where)
+
+    def _local(self, name: str, scope: Scope, where: Where) -> list[Origin] | None:
+        params = {param.name: param for param in scope.function.params}
+        found = []
+        for bound in scope.names.bound[name]:
+            if not isinstance(bound.source, Assigned):
+                return None
+            found.append(Origin(where, bound.source.expr, params.get(name) if bound.source.expr is None else None))
+        return found
+
+    def _elsewhere(self, expr: ir.Expr, where: Where) -> list[Origin] | None:
+        """A variable of another module of the project."""
+        binding = self.project.resolve(where.module, expr, where.scope)
+        options = binding.options if isinstance(binding, Alternatives) else (binding,)
+        if not all(isinstance(option, ValueRef) for option in options):
+            return None
+        return [Origin(Where(option.module), option.expr) for option in options if isinstance(option, ValueRef)]
+
+    def _of_attribute(self, expr: ir.Attr, where: Where) -> list[Origin] | None:
+        if self.is_self(expr.base, where) and where.cls is not None:
+            found = [
+                origin for owner in self.project.mro(where.cls) for origin in self.attributes(owner).get(expr.name, ())
+            ]
+            return found or None
+        return self._elsewhere(expr, where)
+
+    def _of_factory(self, expr: ir.Call, where: Where) -> list[Origin] | None:
+        binding = self.project.resolve(where.module, expr.func, where.scope)
+        if isinstance(expr.func, ir.Attr) and self.is_self(expr.func.base, where) and where.cls is not None:
+            binding = self.project.member(where.cls, expr.func.name)
+        if not isinstance(binding, FunctionRef) or binding.function.is_generator or binding.function.is_async:
+            return None
+        inside = Where(binding.module, Scope(binding.function), where.cls)
+        returned = [s.value for s in statements(binding.function.body) if isinstance(s, ir.Return)]
+        return [Origin(inside, value) for value in returned if value is not None] or None
+
+    @staticmethod
+    def is_self(expr: ir.Expr, where: Where) -> bool:
+        """Whether an expression is the first parameter of the method that it stands in."""
+        scope = where.scope
+        while scope is not None and scope.outer is not None:
+            scope = scope.outer
+        if not isinstance(expr, ir.Name) or scope is None or where.cls is None or not scope.function.params:
+            return False
+        return expr.id == scope.function.params[0].name
+
+    def attributes(self, ref: ClassRef) -> dict[str, list[Origin]]:
+        """What the methods in a class's own body assign to the attributes of ``self``, and its own variables."""
+        if ref.key not in self._attributes:
+            table: dict[str, list[Origin]] = {}
+            for node in ref.cls.body:
+                if isinstance(node, ir.Function) and node.params:
+                    where = Where(ref.module, Scope(node), ref)
+                    for name, expr in _self_assignments(node):
+                        table.setdefault(name, []).append(Origin(where, expr))
+                elif isinstance(node, ir.Assign):
+                    for target in node.targets:
+                        if isinstance(target, ir.Name):
+                            table.setdefault(target.id, []).append(Origin(Where(ref.module), node.value))
+            self._attributes[ref.key] = table
+        return self._attributes[ref.key]
+
+    # Kinds
+
+    def constructors(
+        self, expr: ir.Expr, where: Where, classes: Iterable[str] = SCALERS
+    ) -> list[tuple[ir.Call, Where]] | None:
+        """The calls that make ``expr``, when it is surely an instance of one of some library classes, or None there.
+
+        Empty when only an annotation says so. None (the result) when it may be something else.
+        """
+        known = frozenset(classes)
+        found = []
+        is_one = False
+        for origin in self.of(expr, where):
+            if isinstance(origin.expr, ir.Const) and origin.expr.value is None:
+                continue
+            if not {self.called(origin.expr, origin.where), self._annotated(origin)} & known:
+                return None
+            is_one = True
+            if isinstance(origin.expr, ir.Call):
+                found.append((origin.expr, origin.where))
+        return found if is_one else None
+
+    def called(self, expr: ir.Expr | None, where: Where) -> str | None:
+        """The canonical name of what a call calls."""
+        if not isinstance(expr, ir.Call):
+            return None
+        return self.project.qualified(where.module, expr.func, where.scope)
+
+    def _annotated(self, origin: Origin) -> str | None:
+        if origin.param is None or origin.param.annotation is None:
+            return None
+        return self.project.qualified(origin.where.module, origin.param.annotation)
+
+    def kinds(self, expr: ir.Expr, where: Where) -> tuple[frozenset[str], bool]:
+        """What kinds of thing ``expr`` is (empty: unknown), and whether that is more than a name's word.
+
+        Kinds: bool int float str none dict dtype device module callable parameters tensor flag.
+        """
+        found: set[str] = set()
+        for origin in self.of(expr, where):
+            kind = self._kind(origin)
+            if kind is None:
+                return self._by_name(expr, where)
+            found.add(kind)
+        return (frozenset(found), True) if found else self._by_name(expr, where)
+
+    def _by_name(self, expr: ir.Expr, where: Where) -> tuple[frozenset[str], bool]:
+        word = expr.id if isinstance(expr, ir.Name) else expr.name if isinstance(expr, ir.Attr) else ""
+        if _FLAG.fullmatch(word) and not _NO_FLAG.search(word):
+            return frozenset({"flag"}), False
+        if isinstance(expr, ir.Attr) and expr.name == "device":
+            base = expr.base
+            if isinstance(base, ir.Call) or (isinstance(base, ir.Name) and _TENSOR.fullmatch(base.id)):
+                return frozenset({"device"}), isinstance(base, ir.Call)
+        return frozenset(), False
+
+    def _kind(self, origin: Origin) -> str | None:
+        expr, where = origin.expr, origin.where
+        if expr is None:
+            return self._kind_of_parameter(origin)
+        if isinstance(expr, ir.Const):
+            return {"NoneType": "none"}.get(type(expr.value).__name__, type(expr.value).__name__)
+        if isinstance(expr, ir.Compare) or (isinstance(expr, ir.Unary) and expr.op == "not"):
+            return "bool"
+        if isinstance(expr, ir.BoolOp):
+            kinds = [self._kind(Origin(where, side)) for side in (expr.left, expr.right)]
+            return kinds[0] if kinds[0] == kinds[1] else None
+        if isinstance(expr, ir.Binary):
+            return self._kind_of_arithmetic(expr, where)
+        if isinstance(expr, (ir.Mapping, ir.Lambda, ir.Text)):
+            return {ir.Mapping: "dict", ir.Lambda: "callable", ir.Text: "str"}[type(expr)]
+        if isinstance(expr, ir.Call):
+            return self._kind_of_call(expr, where)
+        return self._kind_of_binding(expr, where)
+
+    def _kind_of_arithmetic(self, expr: ir.Binary, where: Where) -> str | None:
+        sides = {self._kind(Origin(where, side)) for side in (expr.left, expr.right)}
+        if not sides <= {"int", "float"}:
+            return None
+        return "float" if "float" in sides or expr.op == "/" else "int"
+
+    def _kind_of_parameter(self, origin: Origin) -> str | None:
+        if origin.param is None:
+            return None
+        annotated = self._annotated(origin)
+        if annotated in ("builtins.bool", "builtins.int", "builtins.float", "builtins.str"):
+            return annotated.removeprefix("builtins.")
+        if annotated in ("torch.device", "torch.dtype"):
+            return annotated.removeprefix("torch.")
+        default = origin.param.default
+        if origin.param.annotation is None and isinstance(default, ir.Const) and isinstance(default.value, (bool, str)):
+            return type(default.value).__name__
+        return None
+
+    def _kind_of_call(self, expr: ir.Call, where: Where) -> str | None:
+        name = self.called(expr, where)
+        if name in ("builtins.bool", "builtins.isinstance", "builtins.hasattr", "builtins.callable"):
+            return "bool"
+        if name in ("builtins.str", "builtins.int", "builtins.float", "builtins.dict"):
+            return name.removeprefix("builtins.")
+        if name == "torch.device":
+            return "device"
+        if name is not None and name.startswith("torch.nn.") and name.rpartition(".")[2][:1].isupper():
+            return "module"
+        binding = self.project.resolve(where.module, expr.func, where.scope)
+        if isinstance(binding, ClassRef) and self.project.is_subclass(binding, "torch.nn.Module"):
+            return "module"
+        if isinstance(expr.func, ir.Attr) and expr.func.name in ("parameters", "named_parameters"):
+            return "parameters"
+        if isinstance(expr.func, ir.Attr) and expr.func.name in ("to", "cuda", "cpu", "train", "eval"):
+            kinds, _ = self.kinds(expr.func.base, where)
+            return "module" if kinds == {"module"} else None
+        return None
+
+    def _kind_of_binding(self, expr: ir.Expr, where: Where) -> str | None:
+        binding = self.project.resolve(where.module, expr, where.scope)
+        if isinstance(binding, FunctionRef):
+            return "callable"
+        if isinstance(binding, External) and binding.dotted.removeprefix("torch.") in _DTYPES:
+            return "dtype"
+        if isinstance(expr, ir.Attr) and where.cls is not None and self.is_self(expr.base, where):
+            method = self.project.methods(where.cls).get(expr.name)
+            is_property = method is not None and bool(method[1].decorators)
+            return "callable" if method is not None and not is_property else None
+        return None
+
+
+def _contains(outer: ir.Expr | None, inner: ir.Expr) -> bool:
+    return outer is not None and any(part is inner for part in walk(outer))
+
+
+def _self_assignments(function: ir.Function) -> Iterator[tuple[str, ir.Expr | None]]:
+    first = function.params[0].name
+    for node in statements(function.body):
+        if isinstance(node, ir.Assign):
+            for target in node.targets:
+                yield from _attributes_of(first, target, node.value)
+
+
+def _attributes_of(first: str, target: ir.Expr, value: ir.Expr | None) -> Iterator[tuple[str, ir.Expr | None]]:
+    if isinstance(target, ir.Attr) and isinstance(target.base, ir.Name) and target.base.id == first:
+        yield target.name, value
+    elif isinstance(target, ir.Sequence):
+        items: list[ir.Expr | None] = [None] * len(target.items)
+        if isinstance(value, ir.Sequence) and len(value.items) == len(items):
+            items = list(value.items)
+        for item, each in zip(target.items, items):
+            yield from _attributes_of(first, item, each)

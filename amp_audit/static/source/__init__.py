@@ -1,0 +1,1 @@
+"""Sources: which files, decoded, screened, and lowered to trees without positions."""

@@ -1,0 +1,148 @@
+"""Ways through lowered modules: what lies directly in an expression or statement, and all that lies below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from amp_audit.static.source import ir
+
+Found = tuple[Any, ...]
+
+
+def children(node: ir.Expr) -> Sequence[ir.Expr]:
+    """The expressions directly inside an expression, in order; a lambda's body is not among them."""
+    handler = _CHILDREN.get(type(node))
+    return [child for child in handler(node) if child is not None] if handler else []
+
+
+def walk(node: ir.Expr) -> Iterator[ir.Expr]:
+    """``node`` and all expressions in it, outer first, without the bodies of lambdas."""
+    stack = [node]
+    while stack:
+        found = stack.pop()
+        yield found
+        stack.extend(reversed(children(found)))
+
+
+def names_in(node: ir.Expr) -> Iterator[str]:
+    """The identifiers in an expression, those of attributes included."""
+    for inner in walk(node):
+        if isinstance(inner, ir.Name):
+            yield inner.id
+        elif isinstance(inner, ir.Attr):
+            yield inner.name
+
+
+def expressions(node: ir.Stmt) -> Sequence[ir.Expr]:
+    """The expressions that stand directly in a statement, in order, not those of statements nested in it.
+
+    Decorators, defaults, annotations and bases belong to the statement that defines.
+    """
+    handler = _EXPRESSIONS.get(type(node))
+    return [child for child in handler(node) if child is not None] if handler else []
+
+
+def bodies(node: ir.Stmt) -> Sequence[tuple[ir.Stmt, ...]]:
+    """The bodies of a compound statement; definitions have none here."""
+    if isinstance(node, (ir.If, ir.For, ir.While)):
+        return (node.body, node.orelse)
+    if isinstance(node, ir.With):
+        return (node.body,)
+    if isinstance(node, ir.Try):
+        return (node.body, *(handler.body for handler in node.handlers), node.orelse, node.final)
+    if isinstance(node, ir.Match):
+        return tuple(case[3] for case in node.cases)
+    return ()
+
+
+def statements(body: Iterable[ir.Stmt], *, into: bool = False) -> Iterator[ir.Stmt]:
+    """All statements of a body, outer first; those of nested definitions only with ``into``."""
+    for node in body:
+        yield node
+        if into and isinstance(node, (ir.Function, ir.Class)):
+            yield from statements(node.body, into=True)
+        for inner in bodies(node):
+            yield from statements(inner, into=into)
+
+
+def definitions(body: Iterable[ir.Stmt], cls: ir.Class | None = None) -> Iterator[tuple[ir.Function, ir.Class | None]]:
+    """Every function below some statements, with the class whose body it stands in directly."""
+    for statement in body:
+        if isinstance(statement, ir.Function):
+            yield statement, cls
+            yield from definitions(statement.body)
+        elif isinstance(statement, ir.Class):
+            yield from definitions(statement.body, statement)
+        else:
+            for block in bodies(statement):
+                yield from definitions(block, cls)
+
+
+def _arguments(node: ir.Call) -> Found:
+    return (node.func, *(arg.value for arg in node.args))
+
+
+def _comprehension(node: ir.Comprehension) -> Found:
+    loops = [part for target, iterable, tests in node.loops for part in (iterable, target, *tests)]
+    return (*loops, node.key, node.element)
+
+
+def _parameters(params: Sequence[ir.Param]) -> Found:
+    return tuple(part for param in params for part in (param.default, param.annotation))
+
+
+_CHILDREN: dict[type, Callable[[Any], Found]] = {
+    ir.Attr: lambda n: (n.base,),
+    ir.Call: _arguments,
+    ir.Subscript: lambda n: (n.base, n.index),
+    ir.Slice: lambda n: (n.lower, n.upper, n.step),
+    ir.Binary: lambda n: (n.left, n.right),
+    ir.Unary: lambda n: (n.operand,),
+    ir.Compare: lambda n: (n.left, *(right for _, right in n.rest)),
+    ir.BoolOp: lambda n: (n.left, n.right),
+    ir.IfExp: lambda n: (n.test, n.body, n.orelse),
+    ir.Sequence: lambda n: n.items,
+    ir.Mapping: lambda n: tuple(part for pair in n.items for part in pair),
+    ir.Starred: lambda n: (n.value,),
+    ir.Lambda: lambda n: _parameters(n.function.params),
+    ir.Comprehension: _comprehension,
+    ir.Text: lambda n: n.parts,
+    ir.Yield: lambda n: (n.value,),
+    ir.Await: lambda n: (n.value,),
+    ir.Walrus: lambda n: (n.value, n.target),
+}
+_EXPRESSIONS: dict[type, Callable[[Any], Found]] = {
+    ir.Evaluate: lambda n: (n.value,),
+    ir.Assign: lambda n: (n.value, *n.targets),
+    ir.Declare: lambda n: (n.target, n.annotation),
+    ir.Augment: lambda n: (n.value, n.target),
+    ir.Return: lambda n: (n.value,),
+    ir.Raise: lambda n: (n.value,),
+    ir.Delete: lambda n: n.targets,
+    ir.Assert: lambda n: (n.test,),
+    ir.If: lambda n: (n.test,),
+    ir.While: lambda n: (n.test,),
+    ir.For: lambda n: (n.iterable, n.target),
+    ir.With: lambda n: tuple(part for pair in n.items for part in pair),
+    ir.Try: lambda n: tuple(handler.type for handler in n.handlers),
+    ir.Match: lambda n: (n.subject, *(part for case in n.cases for part in case[1:3])),
+    ir.Function: lambda n: (*n.decorators, *_parameters(n.params)),
+    ir.Class: lambda n: (*n.decorators, *(arg.value for arg in n.bases)),
+}
+
+
+def dotted_text(node: ir.Expr) -> str:
+    """The dotted name that an expression spells, without the arguments of calls."""
+    if isinstance(node, ir.Call):
+        return dotted_text(node.func)
+    if isinstance(node, ir.Attr):
+        return f"{dotted_text(node.base)}.{node.name}"
+    return node.id if isinstance(node, ir.Name) else ""
+
+
+def root_name(node: ir.Expr) -> str:
+    """The name at the start of attributes, subscripts and calls; empty if there is none."""
+    while isinstance(node, (ir.Attr, ir.Subscript, ir.Call)):
+        node = node.func if isinstance(node, ir.Call) else node.base
+    return node.id if isinstance(node, ir.Name) else ""

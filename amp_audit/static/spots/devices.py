@@ -1,0 +1,138 @@
+"""Whether a program decides while it runs on which kind of device it computes, and whether a place follows that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from amp_audit.static.binding.origins import Origins, Where
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import expressions, statements, walk
+from amp_audit.static.spots.gates import Gate
+
+_KINDS = re.compile(r"(cuda|cpu|mps|xpu|npu|hpu)(:\d+)?")
+_BOILERPLATE = re.compile(r"seed|print|cudnn|info|get_device_name|empty_cache|synchronize|rng_state", re.I)
+_TELLING = re.compile(r"cuda|gpu|cpu|mps|xpu|device|is_available", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a module picks its device from. ``others``: the kinds beside CUDA; empty where it picks none. ``minded``:
+    whether it takes care elsewhere too that there may be no CUDA."""
+
+    others: frozenset[str]
+    minded: bool
+
+
+def choice(module: ir.Module) -> Choice:
+    """The kinds of device that a module picks by a condition where it could pick CUDA.
+
+    ``"cuda" if torch.cuda.is_available() else "cpu"``, or an ``if`` whose arms assign different kinds of device.
+    Nothing for a module that insists on CUDA.
+    """
+    found: set[str] = set()
+    minded = False
+    if not _insists(module):
+        for test, arms in _conditions(module):
+            others = _instead_of_cuda(*arms)
+            found |= others
+            minded = minded or (not others and _asks_for_cuda(test))
+    return Choice(frozenset(found), minded)
+
+
+def _conditions(module: ir.Module) -> Iterator[tuple[ir.Expr, tuple[set[str], set[str]]]]:
+    """The tests of a module, each with the devices that its two arms give; without those that guard a seed only."""
+    for node in statements(module.body, into=True):
+        if isinstance(node, ir.If) and not _is_boilerplate(node):
+            yield node.test, (_assigned(node.body), _assigned(node.orelse))
+        for expression in expressions(node):
+            for part in walk(expression):
+                if isinstance(part, ir.IfExp):
+                    yield part.test, (_literals([part.body]), _literals([part.orelse]))
+
+
+def _is_boilerplate(node: ir.If) -> bool:
+    """Whether all that stands under a test seeds, prints, or sets how kernels are chosen."""
+    return all(
+        isinstance(inner, (ir.Evaluate, ir.Assign)) and any(_BOILERPLATE.search(word) for word in _words(_first(inner)))
+        for inner in node.body
+    )
+
+
+def _first(node: ir.Evaluate | ir.Assign) -> ir.Expr:
+    return node.value if isinstance(node, ir.Evaluate) else node.targets[0]
+
+
+def _asks_for_cuda(test: ir.Expr) -> bool:
+    """Whether a test asks if there is CUDA, or of which kind a device is."""
+    words = set(_words(test))
+    return ("is_available" in words and "cuda" in words) or (
+        isinstance(test, ir.Compare)
+        and bool(words & {"type", "device", "device_type"})
+        and bool(words & {"cuda", "cpu"})
+    )
+
+
+def _insists(module: ir.Module) -> bool:
+    """Whether a module asserts that there is CUDA, or ends where there is none."""
+    for node in statements(module.body, into=True):
+        if isinstance(node, ir.Assert) and "is_available" in _words(node.test):
+            return True
+        if isinstance(node, ir.If) and isinstance(node.test, ir.Unary) and "is_available" in _words(node.test):
+            last = node.body[-1] if node.body else None
+            if isinstance(last, ir.Raise) or (isinstance(last, ir.Evaluate) and "exit" in _words(last.value)):
+                return True
+    return False
+
+
+def _instead_of_cuda(one: set[str], other: set[str]) -> set[str]:
+    if ("cuda" in one) == ("cuda" in other):
+        return set()
+    return (one | other) - {"cuda"} if one and other else set()
+
+
+def _assigned(body: Sequence[ir.Stmt]) -> set[str]:
+    """The kinds of device that an arm assigns, those of an ``elif`` below it too."""
+    return _literals(node.value for node in statements(body) if isinstance(node, ir.Assign))
+
+
+def _literals(values: Iterable[ir.Expr]) -> set[str]:
+    """The kinds of device that values name as a whole: ``"cuda:0"``, ``torch.device("cpu")``, or a choice of such."""
+    found: set[str] = set()
+    for value in values:
+        if isinstance(value, ir.IfExp):
+            found |= _literals([value.body, value.orelse])
+        elif isinstance(value, ir.Call) and value.args and _last(value.func) == "device":
+            found |= _literals([value.args[0].value])
+        elif isinstance(value, ir.Const) and isinstance(value.value, str):
+            match = _KINDS.fullmatch(value.value)
+            found |= {match.group(1)} if match is not None else set()
+    return found
+
+
+def _last(expr: ir.Expr) -> str:
+    return expr.id if isinstance(expr, ir.Name) else expr.name if isinstance(expr, ir.Attr) else ""
+
+
+def is_followed(gates: Iterable[Gate], enabled: ir.Expr | None, where: Where, origins: Origins) -> bool:
+    """Whether a place depends on the device: by a test around it, or by what its ``enabled`` is computed from."""
+    tests = [gate for gate in gates if not isinstance(gate, ir.Try)]
+    return any(_tells(test, where, origins) for test in (*tests, *([enabled] if enabled is not None else [])))
+
+
+def _tells(test: ir.Expr, where: Where, origins: Origins) -> bool:
+    """Whether an expression speaks of devices, itself or in what its names were assigned."""
+    seen = [test]
+    for part in walk(test):
+        if isinstance(part, (ir.Name, ir.Attr)):
+            seen += [origin.expr for origin in origins.of(part, where) if origin.expr is not None]
+    return any(_TELLING.search(word) for expr in seen for word in _words(expr))
+
+
+def _words(expr: ir.Expr) -> Iterator[str]:
+    for part in walk(expr):
+        if isinstance(part, (ir.Name, ir.Attr)):
+            yield _last(part)
+        elif isinstance(part, ir.Const) and isinstance(part.value, str):
+            yield part.value

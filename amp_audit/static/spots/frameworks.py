@@ -1,0 +1,450 @@
+"""Frameworks that scale the loss themselves: AMP802, AMP804, AMP805, AMP806."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from amp_audit.model import Confidence
+from amp_audit.rulebook import Detector, Rule
+from amp_audit.static.binding.origins import Origin, Origins, Where
+from amp_audit.static.binding.project import ClassRef, Project, Scope
+from amp_audit.static.binding.signatures import SCALERS, argument
+from amp_audit.static.raw import RawFinding, RawStep
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import statements, walk
+from amp_audit.static.spots.checks import ACCELERATOR, mixed_precision
+from amp_audit.static.spots.configs import is_dict, lookup
+from amp_audit.static.spots.prepared import Prepared, depends, graph_names, identities
+from amp_audit.static.spots.spaces import CLIPS, calls, method, own, spaces
+
+MODULE = "lightning.pytorch.LightningModule"
+TRAINER = "lightning.pytorch.Trainer"
+HALF_WORDS = frozenset({16, "16", "16-mixed"})
+_FLOAT32_WORDS = frozenset({None, 32, "32", "32-true"})
+_EVALUATION = ("validation", "test", "predict", "on_validation", "on_test", "on_predict")
+
+
+# Lightning
+
+
+@dataclass(frozen=True, slots=True)
+class _Precision:
+    """In which precision the Trainers of a project train: ``known`` words (None: not given), and whether one is not a
+    literal. ``clips``: whether one of them clips gradients itself."""
+
+    known: frozenset[object]
+    is_unknown: bool
+    clips: bool
+
+    @property
+    def confidence(self) -> Confidence | None:
+        """How sure it is that the loss is scaled; None where it is not."""
+        if self.known & HALF_WORDS:
+            return Confidence.HIGH
+        return Confidence.MEDIUM if self.is_unknown else None
+
+
+def _precision(module: ir.Module, project: Project, origins: Origins) -> _Precision:
+    """What the Trainers say that a module makes itself; of a module that makes none, those of the project."""
+    own_ones = list(_trainers(module, project))
+    found = own_ones or [each for other in project.modules.values() for each in _trainers(other, project)]
+    known: set[object] = set()
+    is_unknown = clips = False
+    for call, where in found:
+        given = argument(call, "precision", TRAINER)
+        values = origins.of(given.value, where) if isinstance(given, ir.Arg) else []
+        literals = {o.expr.value for o in values if isinstance(o.expr, ir.Const)}
+        known |= {None} if given is None else literals
+        is_unknown = is_unknown or (given is not None and len(literals) != len(values or (None,)))
+        clips = clips or argument(call, "gradient_clip_val", TRAINER) is not None
+    return _Precision(frozenset(known), is_unknown, clips)
+
+
+def _trainers(module: ir.Module, project: Project) -> Iterator[tuple[ir.Call, Where]]:
+    """The calls in a module that make a Trainer."""
+    if "Trainer" in module.words:
+        for where, body in spaces(module):
+            for call in calls(body):
+                if project.called(module, call.func, where.scope) == TRAINER:
+                    yield call, where
+
+
+def _lightning_classes(module: ir.Module, project: Project) -> Iterator[ClassRef]:
+    if not module.words & {"LightningModule", "lightning", "pytorch_lightning"}:
+        return
+    for node in statements(module.body, into=True):
+        if isinstance(node, ir.Class) and project.is_subclass(ref := ClassRef(module, node), MODULE):
+            yield ref
+
+
+def _is_manual(ref: ClassRef, project: Project, origins: Origins) -> bool:
+    return any(
+        isinstance(origin.expr, ir.Const) and origin.expr.value is False
+        for owner in project.mro(ref)
+        for origin in origins.attributes(owner).get("automatic_optimization", ())
+    )
+
+
+def _methods(ref: ClassRef) -> Iterator[tuple[Where, ir.Function]]:
+    for node in ref.cls.body:
+        if isinstance(node, ir.Function):
+            yield Where(ref.module, Scope(node), ref), node
+
+
+def lightning_manual(
+    rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
+) -> Iterator[RawFinding]:
+    """AMP804: what manual optimization does to gradients that Lightning has scaled; and fused optimizers it clips."""
+    classes = list(_lightning_classes(module, project))
+    precision = _precision(module, project, origins) if classes else None
+    if precision is None or precision.confidence is None:
+        return
+    assumed = "" if precision.confidence is Confidence.HIGH else " (if precision is 16-mixed)"
+    for ref in classes:
+        is_manual = _is_manual(ref, project, origins)
+        for where, function in _methods(ref):
+            for at, message in _misused(ref, where, function, is_manual, precision, project):
+                yield RawFinding(rule, module.path, at, message + assumed, precision.confidence, detector.severity)
+
+
+def _misused(
+    ref: ClassRef, where: Where, function: ir.Function, is_manual: bool, precision: _Precision, project: Project
+) -> Iterator[tuple[int, str]]:
+    by_hand = "unscale_" in ref.cls.words
+    for call in calls(function.body):
+        name = project.called(where.module, call.func, where.scope)
+        is_own = isinstance(call.func, ir.Attr) and Origins.is_self(call.func.base, where)
+        if is_manual and not by_hand and (name in CLIPS or (is_own and method(call) == "clip_gradients")):
+            yield call.at, "with manual optimization the gradients here still carry Lightning's loss scale"
+        elif is_manual and method(call) == "backward" and name is None and not is_own and not by_hand:
+            yield call.at, "backward past manual_backward: the loss is not scaled, yet the step unscales it"
+        elif function.name == "configure_optimizers" and precision.clips and _is_fused(call, name):
+            yield call.at, "Lightning refuses to clip for a fused optimizer under 16-mixed, with a RuntimeError"
+
+
+def _is_fused(call: ir.Call, name: str | None) -> bool:
+    fused = any(arg.keyword == "fused" and _is_true(arg.value) for arg in call.args)
+    return fused and name is not None and name.startswith("torch.optim.")
+
+
+# AMP806
+
+
+def double_scaling(
+    rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
+) -> Iterator[RawFinding]:
+    """A scaler of one's own beside the framework's, and float16 where the framework was told to train in float32."""
+    look = _Look(rule, detector, module, project, origins)
+    classes = list(_lightning_classes(module, project))
+    if classes:
+        precision = _precision(module, project, origins)
+        for ref in classes:
+            yield from look.in_lightning(ref, precision)
+    yield from look.in_trainers()
+    yield from look.beside_accelerators()
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    rule: Rule
+    detector: Detector
+    module: ir.Module
+    project: Project
+    origins: Origins
+
+    def finding(self, at: int, message: str, confidence: Confidence, *related: RawStep) -> RawFinding:
+        return RawFinding(self.rule, self.module.path, at, message, confidence, self.detector.severity, related)
+
+    def called(self, call: ir.Call, where: Where) -> str | None:
+        return self.project.called(self.module, call.func, where.scope)
+
+    def in_lightning(self, ref: ClassRef, precision: _Precision) -> Iterator[RawFinding]:
+        for where, function in _methods(ref):
+            for call in calls(function.body):
+                if self.called(call, where) in SCALERS and precision.known & HALF_WORDS:
+                    message = "the Trainer scales the loss already: a second GradScaler scales it twice"
+                    yield self.finding(call.at, message, Confidence.HIGH)
+            only_float32 = bool(precision.known) and precision.known <= _FLOAT32_WORDS and not precision.is_unknown
+            if only_float32 and not _is_manual(ref, self.project, self.origins) and self._trains(ref, function):
+                yield from self._float16_regions(where, function)
+
+    def _trains(self, ref: ClassRef, function: ir.Function) -> bool:
+        """Whether a method belongs to the training step: it is that, or the training step calls it."""
+        step = self.project.methods(ref).get("training_step")
+        if step is None or function.name.startswith(_EVALUATION):
+            return False
+        return function.name == "training_step" or (
+            function.name in step[1].words and function.name not in ("log", "forward", "__init__")
+        )
+
+    def _float16_regions(self, where: Where, function: ir.Function) -> Iterator[RawFinding]:
+        returned = {name for node in own(function.body) if isinstance(node, ir.Return) for name in _names(node.value)}
+        for node in own(function.body):
+            if not isinstance(node, ir.With):
+                continue
+            for context, _ in node.items:
+                if isinstance(context, ir.Call) and self._is_float16(context, where) and _yields(node.body, returned):
+                    message = "float16 in the training step of a Trainer in float32, which does not scale the loss"
+                    yield self.finding(context.at, message, Confidence.HIGH)
+
+    def _is_float16(self, call: ir.Call, where: Where) -> bool:
+        name = self.called(call, where) or ""
+        if name not in ("torch.amp.autocast", "torch.cuda.amp.autocast"):
+            return False
+        off = argument(call, "enabled", name)
+        if isinstance(off, ir.Arg) and not (isinstance(off.value, ir.Const) and off.value.value is True):
+            return False
+        device = argument(call, "device_type", name)
+        if name == "torch.amp.autocast" and not (
+            isinstance(device, ir.Arg) and isinstance(device.value, ir.Const) and device.value.value == "cuda"
+        ):
+            return False
+        dtype = argument(call, "dtype", name)
+        if dtype is None:
+            return True
+        return isinstance(dtype, ir.Arg) and (
+            self.project.qualified(self.module, dtype.value, where.scope) == "torch.float16"
+        )
+
+    def in_trainers(self) -> Iterator[RawFinding]:
+        """A scaler inside a subclass of the Trainer of transformers that trains with fp16."""
+        if self.module.words.isdisjoint(_TRAINERS):
+            return
+        for node in statements(self.module.body, into=True):
+            if not isinstance(node, ir.Class) or not self._is_hf_trainer(ClassRef(self.module, node)):
+                continue
+            arguments = _fp16_arguments(self.project, self.origins)
+            for where, function in _methods(ClassRef(self.module, node)):
+                for call in calls(function.body):
+                    if self.called(call, where) in SCALERS and arguments is not None:
+                        message = "the Trainer scales the loss already: a second GradScaler scales it twice"
+                        yield self.finding(call.at, message, Confidence.HIGH, arguments)
+
+    def _is_hf_trainer(self, ref: ClassRef) -> bool:
+        return any(self.project.is_subclass(ref, f"transformers.{name}") for name in ("Trainer", "Seq2SeqTrainer"))
+
+    def beside_accelerators(self) -> Iterator[RawFinding]:
+        """``scaler.scale`` in a body where an Accelerator with fp16 prepares what is trained."""
+        if "Accelerator" not in self.module.words or "prepare" not in self.module.words:
+            return
+        for where, body in spaces(self.module):
+            accelerators = [made for call in calls(body) for made in self._prepares(call, where)]
+            modes = {mixed_precision(call, at, self.origins) for call, at in accelerators}
+            if not accelerators or not modes <= {"fp16", None}:
+                continue
+            for call in calls(body):
+                if _scales(call, where, self.origins):
+                    sure = Confidence.HIGH if modes == {"fp16"} else Confidence.MEDIUM
+                    message = "the Accelerator scales the loss already: a second GradScaler scales it twice"
+                    yield self.finding(call.at, message, sure)
+
+    def _prepares(self, call: ir.Call, where: Where) -> list[tuple[ir.Call, Where]]:
+        if method(call) != "prepare" or not isinstance(call.func, ir.Attr):
+            return []
+        return self.origins.constructors(call.func.base, where, ACCELERATOR) or []
+
+
+def _names(expr: ir.Expr | None) -> set[str]:
+    return {part.id for part in walk(expr) if isinstance(part, ir.Name)} if expr is not None else set()
+
+
+def _yields(body: Sequence[ir.Stmt], returned: set[str]) -> bool:
+    """Whether what a function returns is computed straight in a region's body, not under a ``with`` in it."""
+    for node in body:
+        if isinstance(node, ir.Return):
+            return True
+        if isinstance(node, (ir.Assign, ir.Augment)):
+            targets = node.targets if isinstance(node, ir.Assign) else (node.target,)
+            if any(_names(target) & returned for target in targets):
+                return True
+        if isinstance(node, (ir.If, ir.For)) and (_yields(node.body, returned) or _yields(node.orelse, returned)):
+            return True
+    return False
+
+
+# AMP802
+
+_ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig")
+_TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer")
+_HALVES = frozenset({"torch.float16", "float16", "fp16", "half"})
+
+
+def _fp16_arguments(project: Project, origins: Origins) -> RawStep | None:
+    """Where a project says ``fp16=True`` to a Trainer."""
+    for module in project.modules.values():
+        if "fp16" not in module.words and not module.words & set(_ARGUMENTS):
+            continue
+        for where, body in spaces(module):
+            for call in calls(body):
+                name = project.called(module, call.func, where.scope) or ""
+                is_one = name.rpartition(".")[2] in _ARGUMENTS and name.startswith(("transformers.", "trl."))
+                if is_one and _asks_for_fp16(call):
+                    return RawStep(module.path, call.at, "trains with fp16")
+    return None
+
+
+def _asks_for_fp16(call: ir.Call) -> bool:
+    return any(arg.keyword == "fp16" and _is_true(arg.value) for arg in call.args)
+
+
+def _is_true(expr: ir.Expr) -> bool:
+    return isinstance(expr, ir.Const) and expr.value is True
+
+
+def half_loaded(
+    rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
+) -> Iterator[RawFinding]:
+    """A model loaded in float16 that is handed, as it is, to a Trainer or an Accelerator which scales."""
+    if "from_pretrained" not in module.words:
+        return
+    for where, body in spaces(module):
+        for call in calls(body):
+            model, step = _trained(call, where, module, project, origins)
+            made = [o for o in origins.of(model, where) if not _is_rebound(o, call)] if model is not None else []
+            loads = [o.expr for o in made if _loads_half(o.expr, o.where, project, origins)]
+            is_local = all(o.where.module is module for o in made)
+            if step is not None and loads and loads[0] is not None and len(loads) == len(made) and is_local:
+                yield RawFinding(rule, module.path, loads[0].at, detector.message, related=(step,))
+
+
+def _is_rebound(origin: Origin, call: ir.Call) -> bool:
+    """Whether a value comes from unpacking, as what ``prepare`` returns does under the name it was given."""
+    return method(call) == "prepare" and origin.expr is None and origin.param is None
+
+
+def _trained(
+    call: ir.Call, where: Where, module: ir.Module, project: Project, origins: Origins
+) -> tuple[ir.Expr | None, RawStep | None]:
+    """The model that a call puts in training under a loss scale, and where that is said."""
+    name = project.called(module, call.func, where.scope) or ""
+    if name.startswith(("transformers.", "trl.")) and name.rpartition(".")[2] in _TRAINERS:
+        if any(arg.keyword in ("peft_config", "model_init") or arg.star for arg in call.args):
+            return None, None
+        arguments = next((arg.value for arg in call.args if arg.keyword == "args"), None)
+        model = next((arg.value for arg in call.args if arg.keyword == "model"), None)
+        if model is None and call.args and call.args[0].keyword is None:
+            model = call.args[0].value
+        for origin in origins.of(arguments, where) if arguments is not None else ():
+            if isinstance(origin.expr, ir.Call) and _asks_for_fp16(origin.expr):
+                return model, RawStep(origin.where.module.path, origin.expr.at, "trains with fp16")
+    if method(call) == "prepare" and isinstance(call.func, ir.Attr) and call.args and not call.args[0].star:
+        made = origins.constructors(call.func.base, where, ACCELERATOR) or []
+        if made and all(mixed_precision(each, at, origins) == "fp16" for each, at in made):
+            return call.args[0].value, RawStep(module.path, call.at, "prepared with mixed_precision fp16")
+    return None, None
+
+
+def _loads_half(call: ir.Expr | None, where: Where, project: Project, origins: Origins) -> bool:
+    """``X.from_pretrained(..., torch_dtype=torch.float16)`` without quantization."""
+    if not isinstance(call, ir.Call) or method(call) != "from_pretrained":
+        return False
+    if any(arg.keyword in ("load_in_8bit", "load_in_4bit", "quantization_config") for arg in call.args):
+        return False
+    given = next((arg.value for arg in call.args if arg.keyword in ("torch_dtype", "dtype")), None)
+    values = origins.of(given, where) if given is not None else []
+    words = {
+        o.expr.value if isinstance(o.expr, ir.Const) else project.qualified(o.where.module, o.expr, o.where.scope)
+        for o in values
+        if o.expr is not None
+    }
+    return bool(words) and words <= _HALVES
+
+
+# AMP805
+
+INITIALIZE = "deepspeed.initialize"
+
+
+def deepspeed(
+    rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
+) -> Iterator[RawFinding]:
+    """Backward and step past the engine, a scaler beside it, and a config that says otherwise than the arguments."""
+    if "deepspeed" not in module.words:
+        return
+    around = list(spaces(module))
+    engines, optimizers = _engines(around, module, project)
+    for where, body in around:
+        for at, message in _past_engine(where, body, engines, optimizers, project, origins):
+            step = RawStep(module.path, engines.at, "the engine is made here")
+            yield RawFinding(rule, module.path, at, message, Confidence.HIGH, detector.severity, (step,))
+        for call in calls(body):
+            if any(arg.keyword == "deepspeed" for arg in call.args):
+                yield from _disagreement(call, where, rule, detector, origins)
+
+
+def _engines(
+    around: Sequence[tuple[Where, Sequence[ir.Stmt]]], module: ir.Module, project: Project
+) -> tuple[Prepared, set[tuple[object, str]]]:
+    engines, optimizers = Prepared(), set[tuple[object, str]]()
+    for where, body in around:
+        for node in own(body):
+            value = node.value if isinstance(node, ir.Assign) else None
+            if isinstance(value, ir.Call) and project.called(module, value.func, where.scope) == INITIALIZE:
+                for target in node.targets if isinstance(node, ir.Assign) else ():
+                    if isinstance(target, ir.Sequence) and len(target.items) == 4:
+                        engines.at = value.at
+                        engines.keys |= set(identities(target.items[0], where))
+                        optimizers |= set(identities(target.items[1], where))
+    return engines, {key for key in optimizers if key[1] != "_"}
+
+
+def _past_engine(
+    where: Where,
+    body: Sequence[ir.Stmt],
+    engines: Prepared,
+    optimizers: set[tuple[object, str]],
+    project: Project,
+    origins: Origins,
+) -> Iterator[tuple[int, str]]:
+    if not engines.keys:
+        return
+    names = graph_names(where, body, engines)
+    for call in calls(body):
+        base = call.func.base if isinstance(call.func, ir.Attr) else None
+        if base is None:
+            continue
+        if method(call) == "backward" and set(identities(base, where)) & engines.keys:
+            if any(_is_scaled(arg.value, where, origins) for arg in call.args):
+                yield call.at, "the engine scales the loss itself: a GradScaler before it scales it twice"
+        elif method(call) == "backward" and depends(base, where, engines, names):
+            if project.qualified(where.module, call.func, where.scope) is None:
+                yield (
+                    call.at,
+                    "backward past the engine: the loss is neither scaled nor divided",
+                )
+        elif method(call) == "step" and set(identities(base, where)) & optimizers:
+            yield (
+                call.at,
+                "a step past the engine, whose own step unscales, checks for inf and clips",
+            )
+
+
+def _is_scaled(expr: ir.Expr, where: Where, origins: Origins) -> bool:
+    return any(isinstance(part, ir.Call) and _scales(part, where, origins) for part in walk(expr))
+
+
+def _scales(call: ir.Call, where: Where, origins: Origins) -> bool:
+    """``scaler.scale(...)`` of a GradScaler that is built in sight."""
+    return (
+        method(call) == "scale" and isinstance(call.func, ir.Attr) and bool(origins.constructors(call.func.base, where))
+    )
+
+
+def _disagreement(
+    call: ir.Call, where: Where, rule: Rule, detector: Detector, origins: Origins
+) -> Iterator[RawFinding]:
+    """``TrainingArguments(deepspeed={"fp16": {"enabled": True}})`` without ``fp16=True``: transformers refuses that."""
+    given = next(arg.value for arg in call.args if arg.keyword == "deepspeed")
+    configs = [o.expr for o in origins.of(given, where) if o.expr is not None]
+    if len(configs) != 1 or not is_dict(configs[0]) or any(arg.star for arg in call.args):
+        return
+    for mode in ("fp16", "bf16"):
+        said = lookup(configs[0], f"{mode}.enabled")
+        asked = next((arg.value for arg in call.args if arg.keyword == mode), ir.Const(0, False))
+        if not isinstance(said, ir.Const) or not isinstance(said.value, bool) or not isinstance(asked, ir.Const):
+            continue
+        if said.value is not bool(asked.value):
+            message = f"{mode} is {said.value} in the config and {bool(asked.value)} in the arguments: a ValueError"
+            step = RawStep(where.module.path, said.at, "the config says so here")
+            yield RawFinding(rule, where.module.path, call.at, message, Confidence.HIGH, detector.severity, (step,))

@@ -1,0 +1,295 @@
+"""AMP312 and AMP319: classes derived from ``torch.autograd.Function``, under autocast and under a loss scale."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from amp_audit.model import Confidence
+from amp_audit.rulebook import Detector, Rule
+from amp_audit.static.binding.names import Assigned, Names
+from amp_audit.static.binding.origins import Origins
+from amp_audit.static.binding.project import Alternatives, ClassRef, External, Project, Scope
+from amp_audit.static.raw import RawFinding
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import expressions, statements, walk
+from amp_audit.static.spots.spaces import calls
+
+FUNCTION = "torch.autograd.Function"
+_NEUTRAL = frozenset({"staticmethod", "classmethod", "once_differentiable"})
+_CASTS = frozenset(
+    (
+        "is_autocast_enabled",
+        "autocast",
+        "get_autocast_dtype",
+        "get_autocast_gpu_dtype",
+        "custom_fwd",
+        "float",
+        "half",
+        "bfloat16",
+        "type_as",
+        "dtype",
+        "float16",
+        "float32",
+        "to",
+    )
+)
+_MATMULS = frozenset(
+    (
+        "mm",
+        "bmm",
+        "matmul",
+        "addmm",
+        "addmv",
+        "mv",
+        "addbmm",
+        "baddbmm",
+        "einsum",
+        "linear",
+        "bilinear",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "chain_matmul",
+        "multi_dot",
+    )
+)
+"""Ops that autocast runs in low precision, by their last name, as functions and as methods."""
+
+_EXTENSION = re.compile(r"_C|_ext|ext_module|\w*_(?:cuda|ext|ops|kernels?)|_backend|fused", re.I)
+_LEARNED = re.compile(r"weight|bias|gamma|beta")
+"""What a parameter of the model is called, where it is handed to a kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Custom:
+    """One such class: its methods by name, and the decorators of each that matter, by their last word."""
+
+    ref: ClassRef
+    methods: dict[str, ir.Function]
+    marks: dict[str, frozenset[str]]
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether no decorator that may do anything is on what autograd calls."""
+        called = ("forward", "backward", "setup_context")
+        return not any(self.marks.get(name, frozenset()) - {"custom_fwd", "custom_bwd"} for name in called)
+
+    def has(self, method: str, mark: str) -> bool:
+        return mark in self.marks.get(method, ())
+
+
+def _classes(module: ir.Module, project: Project) -> Iterator[_Custom]:
+    if "backward" not in module.words:
+        return
+    for node in statements(module.body, into=True):
+        if isinstance(node, ir.Class) and project.is_subclass(ref := ClassRef(module, node), FUNCTION):
+            methods = {each.name: each for each in node.body if isinstance(each, ir.Function)}
+            if {"forward", "backward"} <= methods.keys():
+                marks = {name: _marks(method, module, project) for name, method in methods.items()}
+                yield _Custom(ref, methods, marks)
+
+
+def _marks(method: ir.Function, module: ir.Module, project: Project) -> frozenset[str]:
+    """The last words of a method's decorators, by what they are bound to; without those that change nothing here."""
+    found = set()
+    for decorator in method.decorators:
+        func = decorator.func if isinstance(decorator, ir.Call) else decorator
+        binding = project.resolve(module, func)
+        options = binding.options if isinstance(binding, Alternatives) else (binding,)
+        names = {option.dotted.rpartition(".")[2] for option in options if isinstance(option, External)}
+        found |= names or {func.name if isinstance(func, ir.Attr) else func.id if isinstance(func, ir.Name) else "?"}
+    return frozenset(found - _NEUTRAL)
+
+
+# AMP312
+
+
+def without_custom_fwd(
+    rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
+) -> Iterator[RawFinding]:
+    """Pairs of which one half is missing, and matmuls in a backward that autocast does not reach."""
+    for custom in _classes(module, project):
+        found = _unpaired(custom) or _undecorated(custom, project)
+        if found is not None:
+            at, message, confidence = found
+            yield RawFinding(rule, module.path, at, message, confidence, detector.severity)
+
+
+def _unpaired(custom: _Custom) -> tuple[int, str, Confidence] | None:
+    backward = custom.methods["backward"]
+    if custom.has("backward", "custom_bwd") and not custom.has("forward", "custom_fwd"):
+        if custom.marks["forward"]:
+            return None
+        message = "custom_bwd without custom_fwd on forward: backward raises an AttributeError (_fwd_used_autocast)"
+        return backward.at, message, Confidence.HIGH
+    if "setup_context" in custom.methods and custom.has("forward", "custom_fwd"):
+        message = "custom_fwd takes forward's first argument for ctx; with setup_context it is an input"
+        return custom.methods["forward"].at, message, Confidence.HIGH
+    return None
+
+
+def _undecorated(custom: _Custom, project: Project) -> tuple[int, str, Confidence] | None:
+    """A Function that meets half and float32 tensors under autocast, and casts none of them."""
+    if custom.has("backward", "custom_bwd") or not custom.is_readable or custom.ref.cls.words & _CASTS:
+        return None
+    if not _is_under_autocast(project) or _callers_cast(custom, project):
+        return None
+    forward, backward = custom.methods["forward"], custom.methods["backward"]
+    if _multiplies_saved(backward):
+        message = "backward multiplies a saved tensor with the gradient, outside autocast: their dtypes differ there"
+    elif "Parameter" in custom.ref.module.words and _extension_calls(forward):
+        message = "under autocast the kernel gets half features beside a float32 parameter, and nothing casts them"
+    else:
+        return None
+    return custom.ref.cls.at, message, Confidence.MEDIUM
+
+
+def _is_under_autocast(project: Project) -> bool:
+    return any("autocast" in module.words for module in project.modules.values())
+
+
+def _callers_cast(custom: _Custom, project: Project) -> bool:
+    """Whether functions around the calls of ``apply`` speak of dtypes: they prepare what they pass."""
+    names = _aliases(custom)
+    for module in project.modules.values():
+        if module is not custom.ref.module and not _imports(module, names):
+            continue
+        for node in statements(module.body, into=True):
+            if isinstance(node, ir.Function) and node.words & names and node.words & _CASTS:
+                return True
+    return False
+
+
+def _imports(module: ir.Module, names: set[str]) -> bool:
+    return not names.isdisjoint(module.words) and any(
+        target.rpartition(".")[2] in names
+        for node in statements(module.body, into=True)
+        if isinstance(node, ir.Import)
+        for _, target in node.bindings
+    )
+
+
+def _aliases(custom: _Custom) -> set[str]:
+    """The class's name and the names that its ``apply`` is assigned to in its own module."""
+    names = {custom.ref.cls.name}
+    for node in custom.ref.module.body:
+        if isinstance(node, ir.Assign) and _applied(node.value) in names:
+            names |= {target.id for target in node.targets if isinstance(target, ir.Name)}
+    return names
+
+
+def _applied(value: ir.Expr) -> str | None:
+    """The class whose ``apply`` a value is."""
+    if isinstance(value, ir.Attr) and value.name == "apply" and isinstance(value.base, ir.Name):
+        return value.base.id
+    return None
+
+
+def _multiplies_saved(backward: ir.Function) -> bool:
+    """Whether a gradient and a saved tensor meet in a matmul or a convolution."""
+    grads = {param.name for param in backward.params[1:]}
+    saved = _saved(backward)
+    for node in statements(backward.body):
+        for expression in expressions(node):
+            for part in walk(expression):
+                operands = _operands(part)
+                if _mentions(operands, grads) and _mentions(operands, saved):
+                    return True
+    return False
+
+
+def _operands(part: ir.Expr) -> list[ir.Expr]:
+    if isinstance(part, ir.Binary) and part.op == "@":
+        return [part.left, part.right]
+    if isinstance(part, ir.Call):
+        word = (
+            part.func.name if isinstance(part.func, ir.Attr) else part.func.id if isinstance(part.func, ir.Name) else ""
+        )
+        base = [part.func.base] if isinstance(part.func, ir.Attr) else []
+        return [*base, *(arg.value for arg in part.args)] if word in _MATMULS else []
+    return []
+
+
+def _saved(backward: ir.Function) -> set[str]:
+    """The names that backward unpacks from ``ctx.saved_tensors``."""
+    found: set[str] = set()
+    for node in statements(backward.body):
+        if isinstance(node, ir.Assign) and any(
+            isinstance(part, ir.Attr) and part.name == "saved_tensors" for part in walk(node.value)
+        ):
+            found |= {name.id for target in node.targets for name in walk(target) if isinstance(name, ir.Name)}
+    return found
+
+
+def _mentions(operands: list[ir.Expr], names: set[str]) -> bool:
+    return any(isinstance(part, ir.Name) and part.id in names for operand in operands for part in walk(operand))
+
+
+def _extension_calls(function: ir.Function) -> bool:
+    """Whether a kernel of an extension gets more than one tensor argument of the function."""
+    params = {param.name for param in function.params[1:]}
+    for call in calls(function.body):
+        base = call.func.base if isinstance(call.func, ir.Attr) else None
+        word = base.id if isinstance(base, ir.Name) else base.name if isinstance(base, ir.Attr) else ""
+        given = {arg.value.id for arg in call.args if isinstance(arg.value, ir.Name)} & params
+        if _EXTENSION.fullmatch(word) and any(_LEARNED.fullmatch(name) for name in given) and len(given) > 1:
+            return True
+    return False
+
+
+# AMP319
+
+
+def ignores_grad_output(
+    rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
+) -> Iterator[RawFinding]:
+    """A backward that returns gradients without looking at the one it is given."""
+    for custom in _classes(module, project):
+        backward = custom.methods["backward"]
+        grads = backward.params[1:]
+        if not grads or not _returns_gradients(backward) or custom.marks["backward"] - {"custom_fwd", "custom_bwd"}:
+            continue
+        names = {param.name for param in grads}
+        used = any(name in names for name in _names_read(backward))
+        if not used:
+            scaled = any("GradScaler" in each.words for each in project.modules.values())
+            confidence = Confidence.HIGH if scaled else Confidence.LOW
+            yield RawFinding(rule, module.path, backward.at, detector.message, confidence, detector.severity)
+
+
+def _names_read(function: ir.Function) -> Iterator[str]:
+    for node in statements(function.body, into=True):
+        for expression in expressions(node):
+            for part in walk(expression):
+                if isinstance(part, ir.Name):
+                    yield part.id
+                elif isinstance(part, ir.Lambda):
+                    yield from _names_read(part.function)
+
+
+def _returns_gradients(function: ir.Function) -> bool:
+    """Whether a value other than None, zeros and constants is returned anywhere."""
+    names = Scope(function).names
+    returned = (node.value for node in statements(function.body) if isinstance(node, ir.Return))
+    return any(value is not None and not _is_nothing(value, names) for value in returned)
+
+
+def _is_nothing(value: ir.Expr, names: Names) -> bool:
+    if isinstance(value, ir.Starred):
+        return _is_nothing(value.value, names)
+    if isinstance(value, ir.Binary):  # (None,) * n
+        return _is_nothing(value.left, names) or _is_nothing(value.right, names)
+    if isinstance(value, ir.Sequence):
+        return all(_is_nothing(item, names) for item in value.items)
+    if isinstance(value, ir.Name):
+        sources = [bound.source for bound in names.bound.get(value.id, ())]
+        exprs = [source.expr for source in sources if isinstance(source, Assigned)]
+        return bool(exprs) and all(expr is not None and _is_nothing(expr, names) for expr in exprs)
+    if isinstance(value, ir.Call) and isinstance(value.func, ir.Attr):
+        return value.func.name in ("zeros_like", "zeros", "new_zeros")
+    return isinstance(value, ir.Const)

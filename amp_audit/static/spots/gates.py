@@ -1,0 +1,80 @@
+"""Version gates: code that only some versions of torch reach. What is deprecated there is deprecated on purpose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from amp_audit.static.binding.origins import Where
+from amp_audit.static.binding.project import External, Project, ValueRef
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import expressions, statements, walk
+
+_GATE_NAME = re.compile(
+    r"version|hasattr|find_spec|torch_?(?:\d|has_|(?:ge|gt|lt|le|new|old)(?:_|\d|$))"
+    r"|(?:has|new|old|native)_?(?:torch|amp|grad_?scaler|autocast)|(?:amp|scaler|autocast)_(?:is_)?available",
+    re.I,
+)
+_NEW_NAMES = frozenset(
+    {"torch.amp.autocast", "torch.amp.GradScaler", "torch.amp.custom_fwd", "torch.amp.custom_bwd", "torch.amp"}
+)
+
+Gate: TypeAlias = ir.Expr | ir.Try
+"""What may be a gate: the test of an ``if``, a ``while`` or a conditional expression, or a ``try``."""
+
+
+def gate_of(node: ir.Stmt) -> Gate | None:
+    """What may gate the inside of a statement."""
+    if isinstance(node, (ir.If, ir.While)):
+        return node.test
+    return node if isinstance(node, ir.Try) and node.handlers else None
+
+
+def gates_the_rest(node: ir.Stmt) -> bool:
+    """Whether a statement can gate what follows it: ``if new: return ...`` and ``try: return ... except: pass``."""
+    if not isinstance(node, (ir.If, ir.Try)) or not node.body:
+        return False
+    return isinstance(node.body[-1], (ir.Return, ir.Raise))
+
+
+def is_gated(gates: Iterable[Gate], where: Where, project: Project) -> bool:
+    """Whether one of the candidates around a place asks for a version, or for the new names."""
+    return any(_is_gate(gate, where, project) for gate in gates)
+
+
+def _is_gate(gate: Gate, where: Where, project: Project) -> bool:
+    if isinstance(gate, ir.Try):
+        return _names_the_new(gate, where, project)
+    return any(_names_a_version(part, where, project) for part in _parts(gate))
+
+
+def _parts(test: ir.Expr) -> Iterable[ir.Name | ir.Attr]:
+    return (part for part in walk(test) if isinstance(part, (ir.Name, ir.Attr)))
+
+
+def _word(node: ir.Name | ir.Attr) -> str:
+    return node.id if isinstance(node, ir.Name) else node.name
+
+
+def _names_a_version(node: ir.Name | ir.Attr, where: Where, project: Project) -> bool:
+    if _GATE_NAME.search(_word(node)):
+        return True
+    if not isinstance(node, ir.Name):
+        return False
+    binding = project.resolve(where.module, node, where.scope)
+    return isinstance(binding, ValueRef) and any(_GATE_NAME.search(_word(part)) for part in _parts(binding.expr))
+
+
+def _names_the_new(node: ir.Try, where: Where, project: Project) -> bool:
+    """Whether some part of a ``try`` uses, or imports, what replaces the deprecated names."""
+    for inner in statements([node]):
+        if isinstance(inner, ir.Import):
+            found = [project.imported(where.module, target) for _, target in inner.bindings]
+            if any(isinstance(each, External) and each.dotted in _NEW_NAMES for each in found):
+                return True
+        for expression in expressions(inner):
+            for part in _parts(expression):
+                if project.qualified(where.module, part, where.scope) in _NEW_NAMES:
+                    return True
+    return False

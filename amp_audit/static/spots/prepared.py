@@ -1,0 +1,103 @@
+"""What a framework prepares for training (models, engines, optimizers), and which values are computed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from amp_audit.static.binding.origins import Origins, Where
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import walk
+from amp_audit.static.spots.spaces import own
+
+_CUTS = frozenset(
+    ("detach", "item", "tolist", "numpy", "argmax", "size", "dim", "numel", "data", "device", "dtype", "shape", "ndim")
+)
+"""Methods and attributes of a tensor whose result has no graph."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What accelerators of a module prepare: the names, and attributes of ``self``, that hold it.
+
+    ``sure`` says whether loss scaling is on by a literal; otherwise it may be.
+    """
+
+    keys: set[tuple[object, str]] = field(default_factory=set)
+    sure: bool = True
+    steps: bool = False
+    at: int = 0
+
+
+def identities(target: ir.Expr, where: Where) -> Iterator[tuple[object, str]]:
+    """What identifies a variable: the function (or module) that owns a name, the class that owns an attribute."""
+    if isinstance(target, (ir.Sequence)):
+        for item in target.items:
+            yield from identities(item, where)
+    elif isinstance(target, ir.Name):
+        yield _owner(target.id, where), target.id
+    elif isinstance(target, ir.Attr) and Origins.is_self(target.base, where) and where.cls is not None:
+        yield where.cls, f"self.{target.name}"
+
+
+def _owner(name: str, where: Where) -> object:
+    scope = where.scope
+    while scope is not None and name not in scope.names.bound:
+        scope = scope.outer
+    return scope.function.at if scope is not None else None
+
+
+def graph_names(where: Where, body: Sequence[ir.Stmt], prepared: Prepared) -> set[str]:
+    """The names in a body that carry the graph of a prepared model's output; two rounds, for loops."""
+    found: set[str] = set()
+    for _ in range(2):
+        for node in own(body):
+            if isinstance(node, (ir.Assign, ir.Augment)) and depends(node.value, where, prepared, found):
+                targets = node.targets if isinstance(node, ir.Assign) else (node.target,)
+                found |= {name for target in targets for name in _plain_names(target)}
+    return found
+
+
+def _plain_names(target: ir.Expr) -> Iterator[str]:
+    if isinstance(target, ir.Name):
+        yield target.id
+    elif isinstance(target, ir.Sequence):
+        for item in target.items:
+            yield from _plain_names(item)
+
+
+def depends(expr: ir.Expr, where: Where, prepared: Prepared, losses: set[str]) -> bool:
+    """Whether an expression is computed from the output of a prepared model, with its graph."""
+    if isinstance(expr, ir.Name):
+        return expr.id in losses
+    if isinstance(expr, ir.Call):
+        if isinstance(expr.func, ir.Attr) and expr.func.name in _CUTS:
+            return False
+        if is_prepared(expr.func, where, prepared):
+            return True
+    if isinstance(expr, ir.Attr) and expr.name in _CUTS:
+        return False
+    return any(depends(part, where, prepared, losses) for part in _inner(expr))
+
+
+def _inner(expr: ir.Expr) -> Sequence[ir.Expr]:
+    if isinstance(expr, ir.Call):
+        base = [expr.func.base] if isinstance(expr.func, ir.Attr) else []
+        return [*base, *(arg.value for arg in expr.args)]
+    if isinstance(expr, (ir.Attr, ir.Subscript)):
+        return [expr.base]
+    if isinstance(expr, ir.Binary):
+        return [expr.left, expr.right]
+    if isinstance(expr, ir.Unary):
+        return [expr.operand]
+    if isinstance(expr, ir.IfExp):
+        return [expr.body, expr.orelse]
+    return expr.items if isinstance(expr, ir.Sequence) else ()
+
+
+def has_prepared(expr: ir.Expr, where: Where, prepared: Prepared) -> bool:
+    return any(is_prepared(part, where, prepared) for part in walk(expr))
+
+
+def is_prepared(expr: ir.Expr, where: Where, prepared: Prepared) -> bool:
+    return any(key in prepared.keys for key in identities(expr, where))

@@ -1,0 +1,60 @@
+"""AMP707: hand-written activation checkpoints, whose backward runs the forward again without its autocast state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from amp_audit.model import Confidence
+from amp_audit.rulebook import Detector, Rule
+from amp_audit.static.binding.origins import Origins
+from amp_audit.static.binding.project import ClassRef, Project
+from amp_audit.static.raw import RawFinding
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import expressions, statements, walk
+from amp_audit.static.spots.functions import FUNCTION
+
+_RESTORES = frozenset({"autocast", "custom_bwd", "is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype"})
+
+
+def without_autocast(
+    rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
+) -> Iterator[RawFinding]:
+    """Calls of what forward kept, under ``enable_grad`` in backward, in programs that use autocast."""
+    if "enable_grad" not in module.words or not any("autocast" in each.words for each in project.modules.values()):
+        return
+    for node in statements(module.body, into=True):
+        if not isinstance(node, ir.Class) or node.words & _RESTORES:
+            continue
+        if not project.is_subclass(ClassRef(module, node), FUNCTION):
+            continue
+        backward = next((each for each in node.body if isinstance(each, ir.Function) and each.name == "backward"), None)
+        call = _run_again(backward) if backward is not None and not _restored(backward) else None
+        if call is not None:
+            yield RawFinding(rule, module.path, call.at, detector.message, Confidence.MEDIUM, detector.severity)
+
+
+def _restored(backward: ir.Function) -> bool:
+    """Whether a decorator (custom_bwd) gives backward the state that forward had."""
+    names = (walked for decorator in backward.decorators for walked in walk(decorator))
+    return any(isinstance(node, (ir.Name, ir.Attr)) and _word(node) in _RESTORES for node in names)
+
+
+def _word(node: ir.Name | ir.Attr) -> str:
+    return node.id if isinstance(node, ir.Name) else node.name
+
+
+def _run_again(backward: ir.Function) -> ir.Call | None:
+    """The call of a function that forward has kept on ``ctx``, where backward turns gradients on for it."""
+    if "enable_grad" not in backward.words or not backward.params:
+        return None
+    ctx = backward.params[0].name
+    for statement in statements(backward.body, into=True):
+        for expression in expressions(statement):
+            for node in walk(expression):
+                if isinstance(node, ir.Call) and isinstance(node.func, ir.Attr) and _is(node.func.base, ctx):
+                    return node
+    return None
+
+
+def _is(node: ir.Expr, name: str) -> bool:
+    return isinstance(node, ir.Name) and node.id == name

@@ -1,0 +1,1 @@
+"""Code walked along its paths: statements, calls, values, events."""

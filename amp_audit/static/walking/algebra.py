@@ -1,0 +1,213 @@
+"""The algebra of abstract values: operators, comparisons, displays and subscripts."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+from amp_audit.static.walking.values import (
+    NONE,
+    Condition,
+    External,
+    Items,
+    Literal,
+    Method,
+    Parameters,
+    Scale,
+    Symbol,
+    Table,
+    Tensor,
+    Value,
+    among,
+    is_volatile,
+    key_of,
+    short,
+)
+from amp_audit.static.walking.world import truth_of
+
+SMALLEST_SCALE = 128.0
+"""A loss multiplied by at least this much is taken to carry a loss scale; weights of loss terms are smaller."""
+
+
+def subscript(base: Value, index: Value) -> Value:
+    number = index.value if isinstance(index, Literal) else None
+    if isinstance(base, Items) and isinstance(number, int) and -len(base.items) <= number < len(base.items):
+        return base.items[number]
+    if isinstance(base, Table) and isinstance(index, Literal):
+        found = base.get(index.value)
+        if found is not None:
+            return found
+    if isinstance(base, Tensor):
+        return base
+    if isinstance(base, Parameters):
+        return base
+    volatile = is_volatile(base) or is_volatile(index)
+    text = f"{base.text}[{key_of(index)}]" if isinstance(base, Symbol) and base.text else ""
+    param = isinstance(base, Symbol) and base.param
+    return Symbol(short(f"{key_of(base)}[{key_of(index)}]"), text, volatile, param)
+
+
+def display(values: list[Value]) -> Value:
+    spread: list[Value] = []
+    for value in values:
+        if isinstance(value, Method) and value.name == "*" and isinstance(value.base, Items):
+            spread += value.base.items
+        elif isinstance(value, Method) and value.name == "*" and isinstance(value.base, Parameters):
+            spread.append(value.base)
+        else:
+            spread.append(value)
+    return Items(tuple(spread))
+
+
+def merged(table: Table, value: Value) -> Table:
+    if not isinstance(value, Table):
+        return replace(table, open=True)
+    for key, item in value.items:
+        table = table.put(key, item)
+    return replace(table, open=table.open or value.open)
+
+
+def with_item(table: Table, key: Value, value: Value) -> Table:
+    return table.put(key.value, value) if isinstance(key, Literal) else replace(table, open=True)
+
+
+def combine(op: str, left: Value, right: Value) -> Value:
+    if op == "/" and isinstance(right, Scale) and isinstance(left, Literal):
+        return replace(right, inverse=not right.inverse)
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        return _tensor_arithmetic(op, left, right)
+    if isinstance(left, Items) and isinstance(right, Items) and op == "+":
+        return Items((*left.items, *right.items))
+    if isinstance(left, Parameters) or isinstance(right, Parameters):
+        parts = [v.owners for v in (left, right) if isinstance(v, Parameters)]
+        return Parameters(frozenset().union(*parts) if len(parts) == 2 else frozenset())
+    if isinstance(left, Literal) and isinstance(right, Literal):
+        return _fold(op, left.value, right.value)
+    volatile = is_volatile(left) or is_volatile(right)
+    return Symbol(short(f"({key_of(left)} {op} {key_of(right)})"), volatile=volatile)
+
+
+def _fold(op: str, left: object, right: object) -> Value:
+    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+        if op == "+":
+            return Literal.of(left + right)
+        if op == "-":
+            return Literal.of(left - right)
+        if op == "*" and abs(left) < 1e9 and abs(right) < 1e9:
+            return Literal.of(left * right)
+        if op == "/" and right:
+            return Literal.of(left / right)
+        if op == "%" and right:
+            return Literal.of(left % right)
+        if op == "**" and abs(left) <= 10 and 0 <= right <= 40:
+            return Literal.of(left**right)
+    return Symbol(short(f"({left!r} {op} {right!r})"))
+
+
+def _tensor_arithmetic(op: str, left: Value, right: Value) -> Tensor:
+    both = [v for v in (left, right) if isinstance(v, Tensor)]
+    owners: frozenset[object] = frozenset().union(*(t.owners for t in both))
+    scaled = {t.scaled for t in both}
+    dtypes = {t.dtype for t in both if t.dtype}
+    other = next((v for v in (left, right) if not isinstance(v, Tensor)), None)
+    by_hand = op == "*" and _may_be_scale(other)
+    doubt = any(t.doubt for t in both) or len(scaled) > 1 or by_hand
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    ran: frozenset[str] = frozenset().union(*(t.ran for t in both))
+    return Tensor(owners, dtype, None if doubt else scaled.pop(), doubt, False, _divisors(op, both, other), ran)
+
+
+def descaled(op: str, left: Value, right: Value) -> Scale | None:
+    """The scale by which something that carries it is divided."""
+    tensor, scale = (right, left) if isinstance(left, Scale) else (left, right)
+    if not isinstance(tensor, Tensor) or not isinstance(scale, Scale) or tensor.scaled != scale.scaler:
+        return None
+    undone = (op == "*" and scale.inverse) or (op == "/" and not scale.inverse and right is scale)
+    return scale if undone else None
+
+
+def _divisors(op: str, tensors: list[Tensor], other: Value | None) -> frozenset[Hashable]:
+    """What the result may have been divided by: a sum only by what all its terms were."""
+    if op in ("+", "-"):
+        return frozenset.intersection(*(tensor.divided for tensor in tensors))
+    own = {factor(other)} if other is not None and op in ("/", "//", "*") else {"tensor"} if op == "/" else set()
+    return frozenset(own).union(*(tensor.divided for tensor in tensors))
+
+
+def factor(value: Value) -> Hashable:
+    """What names a divisor or a modulus: an int itself, else a key."""
+    number = value.value if isinstance(value, Literal) else None
+    return number if isinstance(number, int) and not isinstance(number, bool) else key_of(value)
+
+
+def _may_be_scale(value: Value | None) -> bool:
+    """Whether a factor may be a loss scale kept by hand: by its name, or by its size."""
+    if isinstance(value, Symbol):
+        return "scale" in f"{value.text} {value.key}".lower()
+    number = value.value if isinstance(value, Literal) else None
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and abs(number) >= SMALLEST_SCALE
+
+
+def unary(op: str, value: Value) -> Value:
+    if op == "not":
+        condition = truth_of(value)
+        return (
+            Literal.of(not condition)
+            if isinstance(condition, bool)
+            else replace(condition, negated=not condition.negated)
+        )
+    if isinstance(value, Tensor):
+        return value
+    if op == "-" and isinstance(value, Literal) and isinstance(value.value, (int, float)):
+        return Literal.of(-value.value)
+    return Symbol(short(f"{op}{key_of(value)}"), volatile=is_volatile(value))
+
+
+def comparison(op: str, left: Value, right: Value) -> Value:
+    if op in ("is", "is not") and right == NONE:
+        return _none_test(left, op == "is not")
+    if op in ("==", "is"):
+        return equality(left, right)
+    if op in ("!=", "is not"):
+        return unary("not", equality(left, right))
+    if op in ("in", "not in") and isinstance(left, Literal) and isinstance(right, Items) and _all_literal(right):
+        return Literal.of((left in right.items) is (op == "in"))
+    if isinstance(left, Literal) and isinstance(right, Literal):
+        return _ordered(op, left.value, right.value)
+    volatile = is_volatile(left) or is_volatile(right)
+    if op in ("in", "not in") and isinstance(right, Items) and right.items and _all_literal(right):
+        return Condition(short(f"{key_of(left)}{among(right.items)}"), op == "not in", volatile)
+    if op == "not in":
+        return Condition(short(f"{key_of(left)} in {key_of(right)}"), True, volatile)
+    return Condition(short(f"{key_of(left)} {op} {key_of(right)}"), volatile=volatile)
+
+
+def _all_literal(items: Items) -> bool:
+    return all(isinstance(item, Literal) for item in items.items)
+
+
+def _ordered(op: str, left: object, right: object) -> Value:
+    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+        return Literal.of({"<": left < right, "<=": left <= right, ">": left > right}.get(op, left >= right))
+    return Condition(short(f"{left!r} {op} {right!r}"))
+
+
+def _none_test(value: Value, negated: bool) -> Value:
+    if isinstance(value, Literal):
+        return Literal.of((value.value is None) is not negated)
+    if isinstance(value, Symbol):
+        return Condition(f"{value.key} is None", negated, value.volatile)
+    if isinstance(value, (Condition, Method)):
+        return Condition(f"{key_of(value)} is None", negated, is_volatile(value))
+    return Literal.of(negated)
+
+
+def equality(left: Value, right: Value) -> Value:
+    if isinstance(left, Literal) and isinstance(right, Literal):
+        return Literal.of(left.value == right.value)
+    if isinstance(left, External) and isinstance(right, External):
+        return Literal.of(left == right)
+    if isinstance(left, Literal):
+        left, right = right, left
+    volatile = is_volatile(left) or is_volatile(right)
+    return Condition(short(f"{key_of(left)} == {key_of(right)}"), volatile=volatile)

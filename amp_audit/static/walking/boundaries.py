@@ -1,0 +1,149 @@
+"""Boundary tests: ``(i + 1) % n == 0`` and its like, by which code steps once every so many micro-batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from amp_audit.events import Boundary
+from amp_audit.static.source import ir
+from amp_audit.static.walking.algebra import factor
+from amp_audit.static.walking.hot import dotted
+from amp_audit.static.walking.values import Condition, Literal, Symbol, Value, key_of, short
+from amp_audit.static.walking.world import World
+
+ACCUMULATION = re.compile(r"accum|(^|_)acc(_|$)|micro_?(batch|step)|update_freq|subdivision", re.IGNORECASE)
+"""What code calls the number of micro-batches in a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Remainder:
+    """``(counter + offset) % modulus``, and the key of the modulus as a value."""
+
+    boundary: Boundary
+    offset: int
+    key: str
+
+
+class Boundaries:
+    """The boundary tests that were met in one walk, by the keys of their conditions."""
+
+    def __init__(self) -> None:
+        self._remainders: dict[str, _Remainder] = {}
+        self._tests: dict[str, tuple[Boundary, bool]] = {}
+
+    def remainder(self, node: ir.Binary, modulus: Value, result: Value, loops: tuple[int, ...]) -> None:
+        """Take note of ``counter % modulus`` in these loops; alone it is a test that is false at the boundary."""
+        if not isinstance(result, Symbol):
+            return
+        found = _remainder(node, modulus, loops)
+        if found is not None:
+            self._remainders[result.key] = found
+            self._tests[result.key] = (_at(found, 0), False)
+
+    def compared(
+        self, node: ir.Compare, values: list[Value], result: Value, world: World, loops: tuple[int, ...]
+    ) -> None:
+        """Take note of ``counter % modulus == number``, whether they are known only as names or are numbers."""
+        op = node.rest[0][0]
+        if op not in ("==", "!=") or len(values) != 2:
+            return
+        left, right = values
+        found = self._remainders.get(left.key) if isinstance(left, Symbol) else None
+        if isinstance(result, Condition) and found is not None:
+            self._tests[result.key] = (_at(found, _count(right, found)), True)
+        elif isinstance(result, Literal) and isinstance(node.left, ir.Binary) and node.left.op == "%":
+            self._decided(node.left, right, bool(result.value) is (op == "=="), world, loops)
+
+    def _decided(self, node: ir.Binary, right: Value, reached: bool, world: World, loops: tuple[int, ...]) -> None:
+        """A test of numbers alone: it is decided, and was one all the same."""
+        modulus = Literal.of(node.right.value) if isinstance(node.right, ir.Const) else None
+        found = _remainder(node, modulus, loops) if modulus is not None else None
+        if found is not None:
+            condition = Condition(short(f"boundary {dotted(node.left)} {node.at}"), volatile=True)
+            self._tests[condition.key] = (_at(found, _count(right, found)), True)
+            world.decide(condition, reached)
+
+    def window(self, loop: ir.For | ir.While, count: Value | None, loops: tuple[int, ...]) -> None:
+        """Take note of ``for _ in range(accumulate)``: its end is the boundary that each of its rounds waits for."""
+        call = loop.iterable if isinstance(loop, ir.For) else None
+        if count is None or not isinstance(call, ir.Call) or not call.args:
+            return
+        names = (dotted(call.args[-1].value), count.text if isinstance(count, Symbol) else "", key_of(count))
+        number = factor(count)
+        if number != 1 and any(ACCUMULATION.search(_last_word(name)) for name in names):
+            boundary = Boundary(number, "", None, True, "/" in key_of(count), loops)
+            self._tests[_window_key(loop)] = (boundary, True)
+
+    def waits(self, loop: ir.For | ir.While, reached: bool, world: World) -> None:
+        """A round of such a loop has ended, or all of them have."""
+        condition = Condition(_window_key(loop), volatile=True)
+        if condition.key in self._tests:
+            world.decide(condition, reached)
+
+    def reached(self, world: World) -> frozenset[Boundary]:
+        """The tests that have come true in the iterations around."""
+        stamps = [world.stamp[:depth] for depth in range(len(world.stamp), 0, -1)]
+        return frozenset(
+            boundary
+            for key, (boundary, truth) in self._tests.items()
+            if any(world.flags.get(name) is truth for name in (key, *(f"{key}@{stamp}" for stamp in stamps)))
+        )
+
+    def missed(self, world: World) -> frozenset[Boundary]:
+        """The tests that have not come true in this iteration, on this path or on one that has met it."""
+        return frozenset(
+            boundary
+            for key, (boundary, truth) in self._tests.items()
+            if any((name, not truth) in decided for name in (key, f"{key}@{world.stamp}") for decided in _sides(world))
+        )
+
+
+def _window_key(loop: ir.For | ir.While) -> str:
+    return f"window {loop.at}"
+
+
+def _sides(world: World) -> Iterator[frozenset[tuple[str, bool]]]:
+    yield frozenset(world.flags.items())
+    yield from world.cases
+
+
+def _remainder(node: ir.Binary, modulus: Value, loops: tuple[int, ...]) -> _Remainder | None:
+    counted, offset = _counter(node.left)
+    number = factor(modulus)
+    if isinstance(number, int) and number < 2:
+        return None
+    key = key_of(modulus)
+    names = (dotted(node.right), modulus.text if isinstance(modulus, Symbol) else "", key)
+    named = any(ACCUMULATION.search(_last_word(name)) for name in names)
+    return _Remainder(Boundary(number, counted, None, named, "/" in key, loops), offset, key)
+
+
+def _last_word(name: str) -> str:
+    return next((word for word in reversed(re.split(r"\W+", name)) if word), "")
+
+
+def _counter(node: ir.Expr) -> tuple[str, int]:
+    """The name of what counts, and what is added to it."""
+    if isinstance(node, ir.Binary) and node.op in ("+", "-"):
+        for name, number in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(number, ir.Const) and isinstance(number.value, int) and dotted(name):
+                return dotted(name), number.value if node.op == "+" else -number.value
+    return dotted(node), 0
+
+
+def _count(value: Value, remainder: _Remainder) -> int | None:
+    """The number that a remainder is compared with; ``n - 1`` is -1."""
+    number = value.value if isinstance(value, Literal) else None
+    if isinstance(number, int):
+        return number
+    return -1 if isinstance(value, Symbol) and value.key == short(f"({remainder.key} - 1)") else None
+
+
+def _at(remainder: _Remainder, count: int | None) -> Boundary:
+    if count is None or not remainder.boundary.counter:
+        return remainder.boundary
+    residue = count - remainder.offset
+    modulus = remainder.boundary.modulus
+    return replace(remainder.boundary, residue=residue % modulus if isinstance(modulus, int) else residue)

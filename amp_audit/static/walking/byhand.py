@@ -1,0 +1,120 @@
+"""What code does to parameters and their gradients by hand: reads, changes, hooks, weights written in place."""
+
+from __future__ import annotations
+
+import re
+
+from amp_audit.events import Event, Kind
+from amp_audit.static.source import ir
+from amp_audit.static.walking.contexts import Contexts
+from amp_audit.static.walking.lineage import known, owners_of
+from amp_audit.static.walking.values import GRADIENT, NONE, Func, Method, Parameters, Symbol, Tensor, Value, inside
+from amp_audit.static.walking.world import World
+
+_MEASURES = frozenset({"norm", "pow", "square", "std", "var", "mean", "max", "min", "median", "item"})
+"""Methods that give the size of a gradient."""
+
+_REPORTS = frozenset({"add_histogram", "add_scalar", "log", "histogram", "print"})
+_SAME = frozenset({"abs", "data", "detach", "float", "double", "cpu", "view", "reshape", "flatten", "contiguous"})
+_PROPORTIONAL = frozenset({"mul_", "div_", "neg_", "copy_", "detach_", "requires_grad_", "true_divide_"})
+"""Changes that commute with the loss scale: each element times a number, or what other ranks have of the same scale."""
+
+_CLIPS = frozenset({"clamp_", "clip_", "clamp_min_", "clamp_max_"})
+_SPOILS = _CLIPS | {"clamp", "clip", "clamp_min", "clamp_max", "nan_to_num", "randn_like", "normal_"}
+_HARMLESS = frozenset({"requires_grad_", "detach_", "share_memory_"})
+_NORM = re.compile(r"(^|[._])(vector_|matrix_|foreach_|total_)?norm$")
+
+
+class ByHand(Contexts):
+    """Turns what is done by hand into events."""
+
+    def of_gradient(self, gradient: Value, name: str, node: ir.Call, args: list[Value], world: World) -> Value | None:
+        """A method called on ``p.grad``; what it gives, where that is known."""
+        owners = known(_owners(gradient))
+        if name in _SAME:
+            return gradient
+        if name in _MEASURES:
+            self.walker.emit(world, Event(Kind.GRAD_READ, owners=owners), node.at)
+        elif name == "zero_":
+            self.walker.emit(world, Event(Kind.ZERO_GRAD, owners=owners), node.at)
+        elif name in _CLIPS:
+            self.walker.emit(world, Event(Kind.CLIP, owners=owners), node.at)
+        elif name.endswith("_"):
+            proportional = name in _PROPORTIONAL
+            self.walker.emit(world, Event(Kind.GRAD_WRITE, owners=owners, proportional=proportional), node.at)
+        return GRADIENT if name == "clone" or gradient is GRADIENT else None
+
+    def reads(self, name: str, values: list[Value], at: int, world: World) -> None:
+        """A function that measures or reports what it is given: a gradient, perhaps."""
+        measures = bool(_NORM.search(name)) or name.rpartition(".")[2] in _REPORTS
+        given = [item for value in values for item in inside(value) if is_gradient(item)] if measures else []
+        if given:
+            owners = frozenset().union(*map(_owners, given)) if all(map(_owners, given)) else frozenset()
+            self.walker.emit(world, Event(Kind.GRAD_READ, owners=known(owners)), at)
+
+    def reads_loss(self, value: Value, at: int, world: World) -> None:
+        """A tensor is turned into a number: the scaled loss, perhaps."""
+        if isinstance(value, Tensor) and value.scaled is not None:
+            self.walker.emit(world, Event(Kind.LOSS_READ, scaler=value.scaled), at)
+
+    def hooked(self, base: Value, hook: Value | None, at: int, world: World) -> None:
+        """``register_hook``: the hook sees the gradient as backward makes it."""
+        spoils = isinstance(hook, Func) and not hook.function.words.isdisjoint(_SPOILS)
+        owners = known(_owners(base))
+        self.walker.emit(world, Event(Kind.HOOK, owners=owners, proportional=False if spoils else None), at)
+
+    def changed(self, target: ir.Attr, op: str, world: World) -> bool:
+        """``p.grad += x`` and its like; False when it is something else."""
+        for base, _ in self.walker.eval(target, world)[:1] if target.name in ("grad", "data") else ():
+            if is_gradient(base):
+                event = Event(Kind.GRAD_WRITE, owners=known(_owners(base)), proportional=op in ("*", "/"))
+                self.walker.emit(world, event, target.at)
+                return True
+        return False
+
+    def set_attribute(self, base: Value, target: ir.Attr, value: Value, world: World) -> None:
+        if target.name == "grad" and isinstance(base, Parameters):
+            kind = Kind.ZERO_GRAD if value == NONE and not _picks(world) else Kind.GRAD_WRITE
+            self.walker.emit(world, Event(kind, owners=known(base.owners), proportional=value == NONE), target.at)
+        elif target.name == "data" and is_gradient(base):
+            self.walker.emit(world, Event(Kind.GRAD_WRITE, owners=known(_owners(base))), target.at)
+        elif target.name == "data" and isinstance(base, Parameters):
+            self.weights_written(base, target.at, world)
+        super().set_attribute(base, target, value, world)
+
+    def of_weights(self, weights: Value, name: str, at: int, world: World) -> Value | None:
+        """A method called on parameters or their ``.data``: what it gives, if it changes them in place."""
+        if not name.endswith("_") or name in _HARMLESS:
+            return None
+        self.weights_written(weights, at, world)
+        return weights
+
+    def weights_written(self, base: Value, at: int, world: World) -> None:
+        """Weights changed in place. Of nobody knows whose, nothing can be said."""
+        owners = known(_owners(base))
+        if owners:
+            self.walker.emit(world, Event(Kind.WEIGHT_WRITE, owners=owners), at)
+
+
+def _picks(world: World) -> bool:
+    """Whether something was decided in this round of the innermost loop: then it stands for some parameters only."""
+    now = f"@{world.stamp}"
+    return any(key.endswith(now) and "requires_grad" not in key for key in world.flags)
+
+
+def is_gradient(value: Value) -> bool:
+    """Whether it is ``p.grad``, or a gradient whose owner is not known."""
+    return value is GRADIENT or (isinstance(value, Method) and value.name == "grad")
+
+
+def is_weights(value: Value) -> bool:
+    """Whether it is the parameters of somebody, or their ``.data``."""
+    if isinstance(value, Method):
+        return value.name == "data" and is_weights(value.base)
+    return isinstance(value, Parameters)
+
+
+def _owners(value: Value) -> frozenset[object]:
+    if isinstance(value, Method):
+        return _owners(value.base)
+    return owners_of(value) if isinstance(value, (Parameters, Symbol, Tensor)) else frozenset()

@@ -1,0 +1,284 @@
+"""Calls: which are followed into the project's functions and classes, with which arguments."""
+
+from __future__ import annotations
+
+import abc
+from collections import Counter
+from collections.abc import Iterable
+
+from amp_audit.events import Event, Kind
+from amp_audit.hazards import Watch
+from amp_audit.state import forget
+from amp_audit.static.binding import project
+from amp_audit.static.source import ir
+from amp_audit.static.walking.ducks import is_average
+from amp_audit.static.walking.effects import Effects
+from amp_audit.static.walking.evaluate import Evaluator, Results, fresh
+from amp_audit.static.walking.evaluate import named as called
+from amp_audit.static.walking.flow import Flow
+from amp_audit.static.walking.hot import Heat, is_scheduler
+from amp_audit.static.walking.values import (
+    NONE,
+    Func,
+    Instance,
+    Items,
+    Literal,
+    Method,
+    Partial,
+    Super,
+    Symbol,
+    Table,
+    Type,
+    Value,
+    label,
+    short,
+    tag,
+)
+from amp_audit.static.walking.world import Frame, Place, World, merge
+
+MAX_DEPTH = 10
+MAX_VISITS = 8
+"""How many entries walk through a function of another file; for further ones what it does is unknown."""
+
+
+class Caller(Evaluator):
+    """Follows calls. ``followed`` are the functions that were walked, by path and ordinal."""
+
+    def __init__(
+        self, code: project.Project, watch: Watch[Place], heat: Heat, path: str, visits: Counter[tuple[str, int]]
+    ) -> None:
+        """``path`` is the file of the entry; ``visits`` counts, for the whole project, entries by function."""
+        super().__init__(code, watch, heat)
+        self.effects = Effects(self)
+        self.followed: set[tuple[str, int]] = set()
+        self._path = path
+        self._visits = visits
+
+    @abc.abstractmethod
+    def block(self, body: Iterable[ir.Stmt], worlds: list[World]) -> Flow:
+        """Walk statements from several worlds."""
+
+    def evaluate_call(self, node: ir.Call, world: World) -> Results:
+        if isinstance(node.func, ir.Name) and node.func.id == "super" and world.frame.cls is not None:
+            return [(self._super(world), world)]
+        results: Results = []
+        callees = self.callee(node.func, world) if isinstance(node.func, ir.Attr) else self.eval(node.func, world)
+        for callee, after in callees:
+            for values, named, last in self.arguments(node.args, after):
+                results += self.call(callee, node, values, named, last)
+        return results
+
+    def _super(self, world: World) -> Value:
+        frame = world.frame
+        first = frame.function.params[0].name if frame.function and frame.function.params else ""
+        bound = frame.env.get(first, Symbol("self"))
+        assert frame.cls is not None
+        return Super(bound, frame.cls)
+
+    def arguments(self, args: tuple[ir.Arg, ...], world: World) -> list[tuple[list[Value], dict[str, Value], World]]:
+        found = []
+        for values, after in self._each([arg.value for arg in args], world):
+            positional: list[Value] = []
+            named: dict[str, Value] = {}
+            for arg, value in zip(args, values):
+                if arg.star == "*":
+                    positional += value.items if isinstance(value, Items) else [Method(value, "*")]
+                elif arg.star == "**":
+                    pairs = value.items if isinstance(value, Table) else ()
+                    named.update({str(key): item for key, item in pairs})
+                    if not isinstance(value, Table) or value.open:
+                        named.setdefault("**", value)
+                elif arg.keyword is not None:
+                    named[arg.keyword] = value
+                else:
+                    positional.append(value)
+            found.append((positional, named, after))
+        return found
+
+    def call(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        if isinstance(callee, Func):
+            return self._call_func(callee, node, args, named, world)
+        if isinstance(callee, Partial):
+            return self.call(callee.func, node, [*callee.args, *args], {**dict(callee.named), **named}, world)
+        if isinstance(callee, Type):
+            return self._instantiate(callee, node, args, named, world)
+        if isinstance(callee, Instance):
+            return self._call_instance(callee, node, args, named, world)
+        return self.effects.call(callee, node, args, named, world)
+
+    def _call_func(
+        self, func: Func, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        if not self.heat.function(func.function) or func.function.is_generator:
+            return [(self.effects.result(func, node, args, named, world), world)]
+        if len(world.frames) > MAX_DEPTH or any(frame.function is func.function for frame in world.frames):
+            return [(fresh(node, world), world)]
+        if not self._may_visit(func):
+            world.state = forget(world.state)
+            return [(self.effects.result(func, node, args, named, world), world)]
+        if func.function.name == "step" and func.cls is not None and is_scheduler(func.cls.cls.name):
+            self.emit(world, Event(Kind.SCHEDULER_STEP, given=bool(args or named)), node.at)
+        if func.cls is not None and is_average(func.cls.cls.name, func.function.name):
+            self.emit(world, Event(Kind.AVERAGE), node.at)
+        return self.follow(func, node.at, args, named, world)
+
+    def _may_visit(self, func: Func) -> bool:
+        key = (func.module.path, func.function.at)
+        if key in self.followed or func.module.path == self._path:
+            return True
+        self._visits[key] += 1
+        return self._visits[key] <= MAX_VISITS
+
+    def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        """Walk the body of a function with these arguments."""
+        function = func.function
+        self.followed.add((func.module.path, function.at))
+        env = dict(_live_env(func, world))
+        self._bind_parameters(func, env, args, named, world)
+        world.frames.append(Frame(func.module, function, env, func.cls, calls=(*world.frame.calls, at)))
+        entered = self._decorators_enter(function, world)
+        stamp = world.stamp
+        depth = len(world.frames)
+        flow = self.block(function.body, [world])
+        results: Results = [*flow.returned, *((NONE, each) for each in flow.fall)]
+        for _, each in results:
+            self._decorators_leave(entered, function.at, each)
+            each.frames = each.frames[: depth - 1]
+            each.stamp = stamp
+        return _merge_results(results)
+
+    def _bind_parameters(
+        self, func: Func, env: dict[str, Value], args: list[Value], named: dict[str, Value], world: World
+    ) -> None:
+        positional = list(args) if func.bound is None else [func.bound, *args]
+        spread = any(isinstance(value, Method) and value.name == "*" for value in positional) or "**" in named
+        rest = dict(named)
+        for param in func.function.params:
+            if param.kind == "args":
+                env[param.name] = Items(tuple(positional))
+                positional = []
+            elif param.kind == "kwargs":
+                env[param.name] = Table(tuple(rest.items()))
+            elif param.kind == "positional" and positional and not isinstance(positional[0], Method):
+                env[param.name] = called(positional.pop(0), param.name)
+            elif param.name in rest:
+                env[param.name] = called(rest.pop(param.name), param.name)
+            elif param.default is not None and not spread:
+                env[param.name] = self._default(func, param.default, world)
+            else:
+                env[param.name] = parameter(func, param.name)
+
+    def _default(self, func: Func, default: ir.Expr, world: World) -> Value:
+        """A default is evaluated once, when the function is defined."""
+        if isinstance(default, ir.Const):
+            return Literal.of(default.value)
+        key = (func.module.path, f"={default.at}")
+        if key not in world.globals:
+            world.globals[key] = self.once(func.module, default, world)
+        return world.globals[key]
+
+    def _decorators_enter(self, function: ir.Function, world: World) -> list[Value]:
+        """Autocast and no_grad as decorators are regions around the body."""
+        entered: list[Value] = []
+        for decorator in function.decorators:
+            if self.heat.decorator(decorator):
+                for value, _ in self.eval(decorator, world)[:1]:
+                    context = self.effects.as_context(value)
+                    if context is not None:
+                        self.effects.enter(context, function.at, world)
+                        entered.append(context)
+        return entered
+
+    def _decorators_leave(self, entered: list[Value], at: int, world: World) -> None:
+        for value in reversed(entered):
+            self.effects.leave(value, at, world, max(0, len(world.state.regions) - 1))
+
+    def _instantiate(
+        self, cls: Type, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        ref = cls.ref
+        special = self.effects.special_class(ref, node, args, named, world)
+        if special is not None:
+            return special
+        identity = world.identity(node.at)
+        instance = Instance(identity, ref, self.project.is_subclass(ref, "torch.nn.Module"))
+        return [(instance, after) for after in self.initialise(instance, node.at, args, named, world)]
+
+    def initialise(
+        self, instance: Instance, at: int, args: list[Value], named: dict[str, Value], world: World
+    ) -> list[World]:
+        """Run ``__init__`` on a new instance, or fill the fields of a dataclass."""
+        assert instance.cls is not None
+        method = self.project.methods(instance.cls).get("__init__")
+        if method is None:
+            self._fill_fields(instance, args, named, world)
+            return [world]
+        func = Func(method[0].module, method[1], instance, {}, method[0])
+        running = any(frame.function is method[1] for frame in world.frames)
+        methods = self.project.methods(instance.cls).values()
+        if running or len(world.frames) > MAX_DEPTH or not any(self.heat.function(each) for _, each in methods):
+            return [world]
+        return [after for _, after in self.follow(func, at, args, named, world)]
+
+    def _fill_fields(self, instance: Instance, args: list[Value], named: dict[str, Value], world: World) -> None:
+        """The fields of a dataclass or named tuple; those that an unknown ``**`` may set are unknown."""
+        assert instance.cls is not None
+        names = [name for statement in instance.cls.cls.body for name in _field(statement)]
+        world.heap.update({(instance.id, name): value for name, value in zip(names, args)})
+        for name in names[len(args) :]:
+            if name in named:
+                world.heap[(instance.id, name)] = named[name]
+            elif "**" in named:
+                world.heap[(instance.id, name)] = Symbol(short(f"{label(instance.id)}.{name}"), name)
+
+    def _call_instance(
+        self, instance: Instance, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        methods = self.project.methods(instance.cls) if instance.cls is not None else {}
+        name = "forward" if instance.model and "__call__" not in methods else "__call__"
+        method = methods.get(name)
+        if instance.model:
+            self.effects.forward(instance, node.at, world)
+        if method is not None and self.heat.function(method[1]):
+            func = Func(method[0].module, method[1], instance, {}, method[0])
+            if len(world.frames) <= MAX_DEPTH and not any(frame.function is method[1] for frame in world.frames):
+                results = self.follow(func, node.at, args, named, world)
+                if not instance.model:
+                    return results
+                return [(self.effects.output(instance, v, args, named, after), after) for v, after in results]
+        if instance.model:
+            return [(self.effects.output(instance, None, args, named, world), world)]
+        return [(self.effects.result(instance, node, args, named, world), world)]
+
+
+def _field(statement: ir.Stmt) -> list[str]:
+    if isinstance(statement, ir.Declare) and isinstance(statement.target, ir.Name):
+        return [statement.target.id]
+    if isinstance(statement, ir.Assign):
+        return [target.id for target in statement.targets if isinstance(target, ir.Name)]
+    return []
+
+
+def parameter(func: Func, name: str) -> Symbol:
+    """What an argument is when nobody who passes it is known."""
+    return Symbol(f"{tag(func.module.path)}:{func.function.qualname}({name})", name, param=True)
+
+
+def _merge_results(results: Results) -> Results:
+    """One world for each distinct (value, state)."""
+    if len(results) < 2:
+        return results
+    groups: dict[Value, list[World]] = {}
+    for value, world in results:
+        groups.setdefault(value, []).append(world)
+    return [(value, world) for value, worlds in groups.items() for world in merge(worlds)]
+
+
+def _live_env(func: Func, world: World) -> dict[str, Value]:
+    """The frame a nested function was defined in, as it is now when it is still running."""
+    for frame in reversed(world.frames):
+        if frame.function is not None and f"{frame.function.qualname}.<locals>." in f"{func.function.qualname}.":
+            return frame.env
+        if func.function.name == "<lambda>" and frame.env is func.env:
+            return frame.env
+    return func.env

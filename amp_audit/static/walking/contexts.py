@@ -1,0 +1,247 @@
+"""Contexts and attributes: regions that are entered and left, gradients that are written, what calls give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from amp_audit.events import Event, Kind
+from amp_audit.state import forget, get, live_region, region_dtype
+from amp_audit.static.source import ir
+from amp_audit.static.walking.boundaries import ACCUMULATION
+from amp_audit.static.walking.ducks import Ducks
+from amp_audit.static.walking.hot import dotted
+from amp_audit.static.walking.lineage import FROZEN, UNCACHED, UNSEEN, computed_in, together, with_children
+from amp_audit.static.walking.values import (
+    GRADIENT,
+    External,
+    Func,
+    Instance,
+    Literal,
+    Method,
+    NoGrad,
+    Optimizer,
+    Package,
+    Parameters,
+    Region,
+    Scale,
+    Scaler,
+    Symbol,
+    Tensor,
+    Type,
+    Value,
+    inside,
+    is_volatile,
+    key_of,
+    short,
+)
+from amp_audit.static.walking.world import World
+
+if TYPE_CHECKING:
+    pass
+
+NO_GRAD_NAMES = frozenset({"torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad"})
+_LOSS = re.compile(r"loss|criterion", re.IGNORECASE)
+_FACTS_OF_TENSORS = frozenset({"shape", "device", "dtype", "ndim", "requires_grad", "is_cuda"})
+
+
+class Contexts(Ducks):
+    """What surrounds the calls: contexts, attributes, forwards and their outputs."""
+
+    def as_context(self, value: Value) -> Value | None:
+        """A region or no_grad used as a decorator; ``@torch.no_grad`` without a call means the same as with one."""
+        if isinstance(value, External) and value.dotted in NO_GRAD_NAMES:
+            return NoGrad()
+        return value if isinstance(value, (Region, NoGrad)) else None
+
+    def enter(self, value: Value, at: int, world: World) -> Value:
+        """Enter a context; returns what ``as`` binds."""
+        if isinstance(value, Region):
+            identity = (world.frame.module.path, at, world.stamp)
+            self.walker.emit(
+                world,
+                Event(
+                    Kind.REGION_ENTER,
+                    region=identity,
+                    device=value.device,
+                    dtype=value.dtype,
+                    enabled=value.enabled,
+                    cache=value.cache,
+                ),
+                at,
+            )
+        elif isinstance(value, NoGrad):
+            world.no_grad += 1
+        elif _veils(value):
+            world.veiled += 1
+        if isinstance(value, Symbol):
+            return Symbol(short(f"{value.key} entered"), value.text, True, True)
+        return value
+
+    def leave(self, value: Value, at: int, world: World, depth: int) -> None:
+        """Leave a context; regions entered inside it (ExitStack) end with it."""
+        if isinstance(value, NoGrad):
+            world.no_grad = max(0, world.no_grad - 1)
+        elif _veils(value):
+            world.veiled = max(0, world.veiled - 1)
+        while len(world.state.regions) > depth:
+            region = world.state.regions[-1]
+            self.walker.emit(world, Event(Kind.REGION_EXIT, region=region.id), at)
+
+    def discard(self, node: ir.Expr, value: Value, world: World) -> None:
+        """An expression statement whose value is dropped: the author meant ``scaler.scale(loss)`` to be used."""
+        if isinstance(node, ir.Call) and isinstance(value, Tensor) and value.scaled is not None and node.args:
+            given = node.args[0].value
+            if isinstance(given, ir.Name):
+                self.walker.bind(given, replace(value, scaled=None, doubt=True), world)
+        elif isinstance(value, Method) and value.name == "backward":
+            self.walker.emit(world, Event(Kind.BACKWARD, scaled=None), node.at)
+
+    # Attributes
+
+    def get_attribute(self, base: Value, name: str, world: World) -> Value:
+        if isinstance(base, Tensor) and name == "grad":
+            return GRADIENT
+        if isinstance(base, Tensor) and name in _FACTS_OF_TENSORS:
+            return Symbol(f"tensor.{name}", volatile=True)
+        if isinstance(base, Tensor) and name == "data":
+            return replace(base, owners=frozenset())
+        if isinstance(base, Optimizer) and name == "param_groups":
+            return Parameters(frozenset(get(world.state.links, base.id) or ()))
+        if isinstance(base, Method) and base.name == "grad" and name in ("data", "grad"):
+            return base
+        return Method(base, name)
+
+    def set_attribute(self, base: Value, target: ir.Attr, value: Value, world: World) -> None:
+        if isinstance(base, Instance):
+            world.heap[(base.id, target.name)] = _texted(value, target)
+        elif isinstance(base, Symbol):
+            world.heap[(base.key, target.name)] = _texted(value, target)
+        elif isinstance(base, Package) and base.module is not None:
+            world.globals[(base.module.path, target.name)] = value
+
+    def descale(self, made: Value, scale: Scale, at: int, world: World) -> Value:
+        """What is left of something scaled that was divided by the scale."""
+        self.walker.emit(world, Event(Kind.DESCALE, scaler=scale.scaler, read=scale.read), at)
+        return replace(made, scaled=None, doubt=False) if isinstance(made, Tensor) else made
+
+    def result(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Value:
+        """What a call that is not followed gives: a tensor when it is fed tensors or runs under autocast."""
+        values = (*args, *named.values())
+        given = [item for value in values for item in inside(value)]
+        if not _harmless(callee) and any(self._hands_on(item, world) for item in given):
+            world.state = forget(world.state)
+        fed = [item for item in given if isinstance(item, Tensor)]
+        if fed:
+            made = Tensor() if world.no_grad else together(fed, region_dtype(world.state))
+            compares = len(values) > 1 and not isinstance(callee, Tensor)  # a loss is made here, of what was computed
+            known_divisors = made.divided - UNSEEN if compares else made.divided
+            ran = made.ran | self._ran_unseen(callee, given, world)
+            return replace(made, divided=known_divisors | _perhaps_divided(callee), ran=ran)
+        live = region_dtype(world.state)
+        if live is not None and not world.no_grad and isinstance(callee, Func):
+            models = [model for item in given if (model := self._as_model(item, world)) is not None]
+            if models:  # what it is given to run, it runs
+                return together([self._run(model, node.at, world) for model in models], live)
+        volatile = any(map(is_volatile, values))
+        key = short(f"{key_of(callee)}({','.join(map(key_of, values))})")
+        if isinstance(callee, (External, Func)) or volatile or not isinstance(callee, Symbol):
+            return Symbol(key, "", volatile)
+        return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))
+
+    def _as_model(self, value: Value, world: World) -> Instance | None:
+        if isinstance(value, Instance):
+            return value if value.model else None
+        known = isinstance(value, Symbol) and self.is_model(value, world)
+        return Instance(value.key, None, True) if known and isinstance(value, Symbol) else None
+
+    def _run(self, model: Instance, at: int, world: World) -> Tensor:
+        self.forward(model, at, world)
+        made = self.output(model, None, [], {}, world)
+        return made if isinstance(made, Tensor) else Tensor()
+
+    def _hands_on(self, value: Value, world: World) -> bool:
+        """Whether it is a scaler: code out of sight that is given one may step or update with it."""
+        if isinstance(value, Scaler):
+            return value.enabled
+        return isinstance(value, Symbol) and self.is_scaler(value, world)
+
+    def output(
+        self, model: Instance, given: Value | None, args: list[Value], named: dict[str, Value], world: World
+    ) -> Value:
+        """What calling a model gives: tensors that lead back to its parameters and to those of its inputs."""
+        fed = [item for value in (*args, *named.values()) for item in inside(value) if isinstance(item, Tensor)]
+        if world.no_grad:
+            return Tensor()
+        parts = with_children(model.id, world)
+        own = frozenset(part for part in parts if world.heap.get((part, FROZEN)) != Literal.of(True))
+        inner = given.dtype if isinstance(given, Tensor) else None
+        words = model.cls.cls.words if model.cls is not None else frozenset[str]()
+        told = [item.text for item in (*args, *named.values()) if isinstance(item, Symbol)]
+        divided = UNSEEN if any(map(ACCUMULATION.search, (*words, *told))) else frozenset[Hashable]()
+        made = Tensor(own, computed_in(world) or inner, divided=divided, ran=self._runs(model, world))
+        return together([*fed, made], made.dtype)
+
+    def _runs(self, model: Instance, world: World) -> frozenset[str]:
+        """Where a model runs. What is called a loss has no weights to cast, so where it runs says nothing."""
+        if model.cls is not None and _LOSS.search(model.cls.cls.name):
+            return frozenset()
+        if world.veiled or self.walker.heat.models_cast:
+            return frozenset({"unknown"})
+        if not world.state.regions:
+            return frozenset({"outside"})
+        return frozenset({"inside" if live_region(world.state) else "off"})
+
+    def _ran_unseen(self, callee: Value, given: list[Value], world: World) -> frozenset[str]:
+        """Code that is not followed may run a model where it is called, unless it is called a loss and given none."""
+        if isinstance(callee, (External, Tensor, Instance)) or not world.state.regions:
+            return frozenset()
+        if any(
+            isinstance(item, Instance) or (isinstance(item, Symbol) and self.is_model(item, world)) for item in given
+        ):
+            return frozenset({"unknown"})
+        name = callee.text if isinstance(callee, Symbol) else key_of(callee)
+        return frozenset() if _LOSS.search(name.rpartition(".")[2]) else frozenset({"unknown"})
+
+    def forward(self, model: Instance, at: int, world: World) -> None:
+        """A model is called: weights are cast, or nothing but its output is wanted."""
+        if world.no_grad:
+            ran = place_of(self._runs(model, world))
+            self.walker.emit(world, Event(Kind.EVALUATE, owners=(model.id,), ran=ran), at)
+        elif world.heap.get((model.id, UNCACHED)) != Literal.of(True):
+            self.walker.emit(world, Event(Kind.FORWARD, owners=(model.id,)), at)
+
+
+def place_of(ran: frozenset[str]) -> str | None:
+    """Where models ran, if all of them ran in the same place and it is known."""
+    where = next(iter(ran)) if len(ran) == 1 else None
+    return where if where in ("inside", "outside") else None
+
+
+def _veils(value: Value) -> bool:
+    """Whether a context may be a region that nobody sees."""
+    if isinstance(value, External):
+        return not value.dotted.startswith(("contextlib.", "torch."))
+    return isinstance(value, (Symbol, Instance, Method))
+
+
+def _perhaps_divided(callee: Value) -> frozenset[Hashable]:
+    """Whether code that is not followed may divide a loss by the number of micro-batches, or sums over the batch."""
+    if isinstance(callee, Func):
+        return UNSEEN if any(map(ACCUMULATION.search, callee.function.words)) else frozenset()
+    return frozenset({"sum"} if "'sum'" in key_of(callee) else ())
+
+
+def _harmless(callee: Value) -> bool:
+    """Whether code that is given a scaler does nothing with it: builtins, torch's own, what the project shows."""
+    if isinstance(callee, External):
+        return callee.dotted.startswith(("builtins.", "torch."))
+    return isinstance(callee, (Func, Type))
+
+
+def _texted(value: Value, target: ir.Attr) -> Value:
+    if not isinstance(value, Symbol):
+        return value
+    return replace(value, text=dotted(target))

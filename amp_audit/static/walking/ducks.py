@@ -1,0 +1,74 @@
+"""What unknown things are, by how the code uses them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from amp_audit.static.walking.values import (
+    Symbol,
+    Value,
+)
+from amp_audit.static.walking.world import World
+
+if TYPE_CHECKING:
+    from amp_audit.static.walking.calls import Caller
+
+OWNING = frozenset({"parameters", "named_parameters", "buffers", "trainable_parameters"})
+_OPTIMIZER_NAME = re.compile(r"optim|^opt$|^opt_|_opt$|^[dg]_opt|opt_[dg]$", re.IGNORECASE)
+_AVERAGE_NAME = re.compile(r"(^|_)ema(_|$)|^EMA|EMA$|(^|_)swa_model$|moving_?average", re.IGNORECASE)
+_AVERAGING = frozenset({"update", "update_parameters", "step", "update_ema"})
+SCALER_NAME = re.compile(r"scaler$|^scaler|grad_scaler", re.IGNORECASE)
+
+
+class Ducks:
+    """Recognises scalers, optimizers and models that were built out of sight."""
+
+    def __init__(self, walker: Caller) -> None:
+        self.walker = walker
+        self.stepped: set[str] = set()  # keys of symbols that a scaler stepped: optimizers
+
+    def methods_used(self, symbol: Symbol, world: World) -> frozenset[str]:
+        if not symbol.text:
+            return frozenset()
+        return self.walker.heat.methods(world.frame.module).get(symbol.text, frozenset())
+
+    def is_scaler(self, symbol: Symbol, world: World) -> bool:
+        used = self.methods_used(symbol, world)
+        if "unscale_" in used or {"scale", "step"} <= used or {"scale", "update"} <= used:
+            return True
+        return bool(SCALER_NAME.search(tail(symbol))) and bool(used & {"scale", "step", "update"})
+
+    def is_optimizer(self, symbol: Symbol, world: World) -> bool:
+        used = self.methods_used(symbol, world)
+        if self.is_model(symbol, world):
+            return False
+        named = bool(_OPTIMIZER_NAME.search(tail(symbol)))
+        return symbol.key in self.stepped or ("step" in used and "zero_grad" in used) or named
+
+    def is_model(self, symbol: Symbol, world: World) -> bool:
+        used = self.methods_used(symbol, world)
+        return bool(used & (OWNING | {"train", "eval"})) and "unscale_" not in used
+
+    def whole(self, part: Symbol, world: World) -> Symbol:
+        """The model that a part of one (``model.encoder``) belongs to: a loss of it leads back to all its parts."""
+        key, _, name = part.key.rpartition(".")
+        text = part.text.rpartition(".")[0]
+        above = replace(part, key=key, text=text)
+        if not key or not text or part.text.rpartition(".")[2] != name or not self.is_model(above, world):
+            return part
+        return self.whole(above, world)
+
+
+def is_average(name: str, method: str) -> bool:
+    """Whether a method of something of this name advances a moving average of weights."""
+    return method in _AVERAGING and bool(_AVERAGE_NAME.search(name))
+
+
+def tail(symbol: Symbol) -> str:
+    return symbol.text.rpartition(".")[2] if symbol.text else ""
+
+
+def tail_of(value: Value) -> str:
+    return tail(value) if isinstance(value, Symbol) else "scaler"

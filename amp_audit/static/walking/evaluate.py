@@ -1,0 +1,586 @@
+"""Expressions -> values, in worlds: names, attributes, operators, displays and what a loop runs over."""
+
+from __future__ import annotations
+
+import abc
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from amp_audit import events
+from amp_audit.hazards import Happened, Hazard, Watch
+from amp_audit.state import State, blur, get
+from amp_audit.static.binding import project
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import names_in
+from amp_audit.static.walking.algebra import combine, comparison, descaled, display, merged, subscript, unary, with_item
+from amp_audit.static.walking.boundaries import Boundaries
+from amp_audit.static.walking.hot import Heat, dotted
+from amp_audit.static.walking.values import (
+    GRADIENT,
+    NONE,
+    Condition,
+    External,
+    Func,
+    Instance,
+    Items,
+    Literal,
+    Method,
+    Package,
+    Parameters,
+    Super,
+    Symbol,
+    Table,
+    Tensor,
+    Type,
+    Value,
+    extended,
+    is_volatile,
+    key_of,
+    label,
+    short,
+    tag,
+)
+from amp_audit.static.walking.world import Frame, Place, World, split, truth_of
+
+if TYPE_CHECKING:
+    from amp_audit.static.walking.effects import Effects
+
+SKIP = re.compile(r"skip|overflow|(^|_)(inf|scale)(_|$)|finite|stepped|success|step_was|was_step", re.IGNORECASE)
+"""How code speaks of whether the scaler left a step out."""
+
+Results = list[tuple[Value, World]]
+_PARTIAL = frozenset({events.Kind.ZERO_GRAD, events.Kind.UNSCALE, events.Kind.STEP})
+MAX_UNROLL = 4
+
+
+class Evaluator(abc.ABC):
+    """Evaluates expressions. ``hazards`` and ``happened`` collect what was met on all paths.
+
+    Evaluation returns pairs of a value and the world it holds in, because a call that is followed may fork.
+    """
+
+    effects: Effects
+
+    def __init__(self, code: project.Project, watch: Watch[Place], heat: Heat) -> None:
+        self.project = code
+        self.watch = watch
+        self.heat = heat
+        self.hazards: list[Hazard[Place]] = []
+        self.happened = Happened()
+        self.boundaries = Boundaries()
+        self.unsteady = False  # whether a test that was decided since this was reset changes from round to round
+        self._loops: list[int] = []
+        self._tests: list[ir.Expr] = []  # of the branches around
+        self._guards = [0]  # for each loop around: how many such tests stand between it and here
+        self._yielding: list[Callable[[World], list[World]]] = []
+
+    @abc.abstractmethod
+    def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        """Walk the body of a function with these arguments."""
+
+    @abc.abstractmethod
+    def evaluate_call(self, node: ir.Call, world: World) -> Results:
+        """The value of a call, and what it does."""
+
+    # Events
+
+    def emit(self, world: World, event: events.Event, at: int, path: str | None = None) -> None:
+        event = self._placed(event, world)
+        place = (path or world.frame.module.path, at)
+        world.state, world.trail, found = self.watch.take(world.state, event, place, world.trail)
+        if event.kind in _PARTIAL:
+            world.state = blur(world.state, _wholes(world.state, event))
+        self.happened.add(event)
+        self.hazards += found
+        world.dead = world.dead or world.trail.raises
+
+    def _placed(self, event: events.Event, world: World) -> events.Event:
+        """An event with what the tests and loops around it say."""
+        if event.kind in (events.Kind.STEP, events.Kind.ZERO_GRAD):
+            reached = self.boundaries.reached(world)
+            return replace(event, boundaries=reached, sometimes=self._guards[-1] > 0, loops=tuple(self._loops))
+        if event.kind in (events.Kind.SCHEDULER_STEP, events.Kind.AVERAGE):
+            asked = any(SKIP.search(word) for test in self._tests for word in names_in(test))
+            return replace(event, sometimes=asked, loops=tuple(self._loops))
+        return event
+
+    # Names
+
+    def bind(self, target: ir.Expr, value: Value, world: World) -> None:
+        if isinstance(target, ir.Name):
+            self._set_name(target.id, named(value, target.id), world)
+        elif isinstance(target, ir.Attr):
+            for base, _ in self.eval(target.base, world)[:1]:
+                self.effects.set_attribute(base, target, value, world)
+        elif isinstance(target, ir.Subscript):
+            self._set_item(target, value, world)
+        elif isinstance(target, ir.Starred):
+            self.bind(target.value, Symbol(key_of(value), volatile=is_volatile(value)), world)
+        elif isinstance(target, ir.Sequence):
+            for number, part in enumerate(target.items):
+                item = self._part(value, number, len(target.items))
+                self.bind(part, item, world)
+
+    def _part(self, value: Value, number: int, count: int) -> Value:
+        if isinstance(value, Items) and len(value.items) == count:
+            return value.items[number]
+        return subscript(value, Literal.of(number))
+
+    def _set_name(self, name: str, value: Value, world: World) -> None:
+        frame = world.frame
+        if frame.function is None or frame.shared.get(name) == "global":
+            world.globals[(frame.module.path, name)] = value
+        else:
+            frame.env[name] = value
+
+    def _set_item(self, target: ir.Subscript, value: Value, world: World) -> None:
+        for base, after in self.eval(target.base, world)[:1]:
+            for index, _ in self.eval(target.index, after)[:1]:
+                if isinstance(base, Table):
+                    known = isinstance(index, Literal)
+                    table = base.put(index.value, value) if isinstance(index, Literal) else replace(base, open=True)
+                    if known or not base.open:
+                        self.bind(target.base, table, world)
+                elif isinstance(base, (Symbol, Instance)) and isinstance(index, Literal):
+                    world.heap[(key_of(base), f"[{index.value!r}]")] = value
+
+    def lookup(self, name: str, world: World) -> Value:
+        frame = world.frame
+        found = frame.env.get(name)
+        if found is None:
+            found = world.globals.get((frame.module.path, name))
+        if found is not None:
+            return found
+        return self.bound(self.project.lookup(frame.module, name), world, name)
+
+    def bound(self, binding: project.Binding, world: World, name: str = "") -> Value:
+        """The value of a resolved name."""
+        if isinstance(binding, project.External):
+            return External(binding.dotted)
+        if isinstance(binding, project.FunctionRef):
+            return Func(binding.module, binding.function)
+        if isinstance(binding, project.ClassRef):
+            return Type(binding)
+        if isinstance(binding, project.ModuleRef):
+            return Package(binding.dotted, binding.module)
+        if isinstance(binding, project.Alternatives):
+            return self.bound(_prefer(binding), world, name)
+        if isinstance(binding, project.ValueRef):
+            return self._module_value(binding, world, name)
+        return Symbol(f"{tag(world.frame.module.path)}:{name}", name)
+
+    def _module_value(self, binding: project.ValueRef, world: World, name: str) -> Value:
+        """A variable of a module whose own code has not been walked on this path."""
+        key = (binding.module.path, f"={binding.expr.at}")
+        if key not in world.globals:
+            world.globals[key] = Symbol(f"{tag(binding.module.path)}:{name}", name)
+            value = self.once(binding.module, binding.expr, world)
+            world.globals[key] = setting(named(value, name), f"{tag(binding.module.path)}:{name}", name)
+        return world.globals[key]
+
+    def once(self, module: ir.Module, expr: ir.Expr, world: World) -> Value:
+        """The value of an expression that is evaluated once, when its module is imported."""
+        world.frames.append(Frame(module))
+        stamp, world.stamp = world.stamp, ()
+        results = self.eval(expr, world)
+        world.stamp = stamp
+        world.frames.pop()
+        same = len(results) == 1 and results[0][1] is world
+        return results[0][0] if same else Symbol(f"{tag(module.path)}:{expr.at}")
+
+    # Expressions
+
+    def eval(self, node: ir.Expr, world: World) -> Results:
+        if isinstance(node, ir.Call):
+            return self.evaluate_call(node, world)
+        handler = _EXPRESSIONS.get(type(node))
+        return handler(self, node, world) if handler else [(fresh(node, world), world)]
+
+    def _each(self, nodes: Iterable[ir.Expr], world: World) -> list[tuple[list[Value], World]]:
+        """Evaluate several expressions one after the other."""
+        paths: list[tuple[list[Value], World]] = [([], world)]
+        for node in nodes:
+            paths = [([*values, value], after) for values, w in paths for value, after in self.eval(node, w)]
+        return paths
+
+    def _const(self, node: ir.Const, world: World) -> Results:
+        return [(Literal.of(node.value), world)]
+
+    def _name(self, node: ir.Name, world: World) -> Results:
+        return [(self.lookup(node.id, world), world)]
+
+    def _attr(self, node: ir.Attr, world: World) -> Results:
+        """An attribute that is not called; one of a tensor or a model's output is a tensor as well."""
+        return [(_as_tensor(value), after) for value, after in self.callee(node, world)]
+
+    def callee(self, node: ir.Attr, world: World) -> Results:
+        results: Results = []
+        for base, after in self.eval(node.base, world):
+            results += self.attribute(base, node.name, dotted(node), node.at, after)
+        return results
+
+    def attribute(self, base: Value, name: str, text: str, at: int, world: World) -> Results:
+        """``base.name``; properties of project classes are followed."""
+        if isinstance(base, External):
+            return [(self.bound(self.project.member(project.External(base.dotted), name), world, name), world)]
+        if isinstance(base, Package):
+            if base.module is not None and (base.module.path, name) in world.globals:
+                return [(world.globals[(base.module.path, name)], world)]
+            member = self.project.member(project.ModuleRef(base.dotted, base.module), name)
+            return [(self.bound(member, world, name), world)]
+        if isinstance(base, (Instance, Super, Type)):
+            return self._member(base, name, text, at, world)
+        if isinstance(base, Symbol):
+            held = world.heap.get((base.key, name))
+            if held is not None:
+                return [(held, world)]
+            if name == "grad" and base.volatile:
+                return [(GRADIENT, world)]
+            key, shown = extended(base.key, name), f"{base.text}.{name}" if base.text else text
+            return [(Symbol(key, shown, base.volatile, base.param), world)]
+        return [(self.effects.get_attribute(base, name, world), world)]
+
+    def _member(self, base: Instance | Super | Type, name: str, text: str, at: int, world: World) -> Results:
+        bound = base.bound if isinstance(base, Super) else base
+        if isinstance(base, Instance):
+            held = world.heap.get((base.id, name))
+            if held is not None:
+                return [(held, world)]
+        cls = base.ref if isinstance(base, Type) else base.cls
+        found = self._class_member(cls, name, isinstance(base, Super)) if cls is not None else None
+        if isinstance(found, project.FunctionRef) and cls is not None:
+            owner = self._owner(cls, found)
+            func = Func(found.module, found.function, None if _static(found.function) else bound, {}, owner)
+            if isinstance(base, Type) and not _classmethod(found.function):
+                func = replace(func, bound=None)
+            if _property(found.function) and not isinstance(base, Type):
+                if not self.heat.function(found.function):
+                    return [(Symbol(short(f"{key_of(bound)}.{name}"), text), world)]
+                return self.follow(func, at, [], {}, world)
+            return [(func, world)]
+        if isinstance(found, project.ValueRef):
+            return [(self._module_value(found, world, name), world)]
+        if isinstance(base, Instance):
+            if base.model and name == "module":
+                return [(base, world)]
+            if base.model:
+                return [(Method(base, name), world)]
+            return [(Symbol(short(f"{label(base.id)}.{name}"), text), world)]
+        return [(Method(base, name) if isinstance(base, Super) else Symbol(f"{text}#{at}", text), world)]
+
+    def _class_member(self, cls: project.ClassRef, name: str, above: bool) -> project.Binding | None:
+        if not above:
+            found = self.project.member(cls, name)
+            return None if isinstance(found, project.Unknown) else found
+        for parent in self.project.bases(cls):
+            found = self.project.member(parent, name)
+            if isinstance(found, (project.FunctionRef, project.ValueRef)):
+                return found
+        return None
+
+    def _owner(self, cls: project.ClassRef, found: project.FunctionRef) -> project.ClassRef:
+        """The class in whose body a method stands (for ``super``)."""
+        owned = self.project.methods(cls).get(found.function.name)
+        return owned[0] if owned is not None and owned[1] is found.function else cls
+
+    def _subscript_expr(self, node: ir.Subscript, world: World) -> Results:
+        results: Results = []
+        for base, after in self.eval(node.base, world):
+            for index, last in self.eval(node.index, after):
+                held = None
+                if isinstance(base, (Symbol, Instance)) and isinstance(index, Literal):
+                    held = last.heap.get((key_of(base), f"[{index.value!r}]"))
+                results.append((held if held is not None else self._item(node, base, index, last), last))
+        return results
+
+    def _item(self, node: ir.Subscript, base: Value, index: Value, world: World) -> Value:
+        """What a subscript gives; of a dict that is filled out of sight, which one it was is all that is known."""
+        found = subscript(base, index)
+        text = dotted(node.base)
+        if not isinstance(base, Table) or not isinstance(found, Symbol) or not text:
+            return found
+        return replace(found, key=short(f"{tag(world.frame.module.path)}:{text}[{key_of(index)}]"), text=text)
+
+    def _binary(self, node: ir.Binary, world: World) -> Results:
+        results: Results = []
+        for (left, right), after in self._each((node.left, node.right), world):
+            value = combine(node.op, left, right)
+            scale = descaled(node.op, left, right)
+            if scale is not None:
+                value = self.effects.descale(value, scale, node.at, after)
+            elif node.op == "%":
+                self.boundaries.remainder(node, right, value, tuple(self._loops))
+            results.append((value, after))
+        return results
+
+    def _unary(self, node: ir.Unary, world: World) -> Results:
+        return [(unary(node.op, value), after) for value, after in self.eval(node.operand, world)]
+
+    def _compare(self, node: ir.Compare, world: World) -> Results:
+        nodes = (node.left, *(right for _, right in node.rest))
+        results: Results = []
+        for values, after in self._each(nodes, world):
+            if len(node.rest) == 1:
+                left = GRADIENT if _asks_for_gradient(node.left) and _trained(after) else values[0]
+                stage = _stage_test(node.rest[0][0], left, values[1], after)
+                value = stage or comparison(node.rest[0][0], left, values[1])
+                self.boundaries.compared(node, values, value, after, tuple(self._loops))
+                results.append((value, after))
+            else:
+                text = " ".join(key_of(value) for value in values)
+                results.append((Condition(short(f"chain {text}"), volatile=any(map(is_volatile, values))), after))
+        return results
+
+    def _boolop(self, node: ir.BoolOp, world: World) -> Results:
+        """``a or b``: the first where it decides, else the second; an unknown first forks."""
+        results: Results = []
+        for left, after in self.eval(node.left, world):
+            for true, side in split(after, left):
+                if true is (node.op == "or"):
+                    results.append((Literal.of(true) if isinstance(left, Condition) else left, side))
+                else:
+                    results += self.eval(node.right, side)
+        return results
+
+    def _ifexp(self, node: ir.IfExp, world: World) -> Results:
+        results: Results = []
+        for true, after in self.decide(node.test, world):
+            results += self.eval(node.body if true else node.orelse, after)
+        return results
+
+    def _sequence(self, node: ir.Sequence, world: World) -> Results:
+        return [(display(values), after) for values, after in self._each(node.items, world)]
+
+    def _starred(self, node: ir.Starred, world: World) -> Results:
+        return [(Method(value, "*"), after) for value, after in self.eval(node.value, world)]
+
+    def _mapping(self, node: ir.Mapping, world: World) -> Results:
+        results: Results = []
+        nodes = [part for key, value in node.items for part in ((value,) if key is None else (key, value))]
+        for values, after in self._each(nodes, world):
+            table, rest = Table(), iter(values)
+            for key, _ in node.items:
+                table = merged(table, next(rest)) if key is None else with_item(table, next(rest), next(rest))
+            results.append((table, after))
+        return results
+
+    def _lambda(self, node: ir.Lambda, world: World) -> Results:
+        return [(Func(world.frame.module, node.function, None, world.env, world.frame.cls), world)]
+
+    def _comprehension(self, node: ir.Comprehension, world: World) -> Results:
+        paths, owners = [world], set()
+        for target, iterable, _ in node.loops:
+            paths = [after for each in paths for after in self._bind_element(target, iterable, each)]
+        results: Results = []
+        for each in paths:
+            parts = (node.element,) if node.key is None else (node.key, node.element)
+            for values, after in self._each(parts, each):
+                element = values[-1]
+                owners = set(element.owners) if isinstance(element, (Parameters, Tensor)) else set()
+                if isinstance(element, Parameters):
+                    part = element.part or any(tests for _, _, tests in node.loops)
+                    results.append((Parameters(frozenset(owners), part), after))
+                elif isinstance(element, Tensor):
+                    results.append((element, after))
+                elif isinstance(element, Literal) and not any(tests for _, _, tests in node.loops):
+                    results.append((Method(element, "each"), after))
+                else:
+                    results.append(
+                        (Symbol(short(f"[{key_of(element)} {node.at}]"), volatile=is_volatile(element)), after)
+                    )
+        return results
+
+    def _bind_element(self, target: ir.Expr, iterable: ir.Expr, world: World) -> list[World]:
+        ends = []
+        for value, after in self.eval(iterable, world):
+            known = self.known_items(value)
+            item = known[0] if known else self.element(value, 0, after)
+            self.bind(target, item, after)
+            ends.append(after)
+        return ends
+
+    def _text(self, node: ir.Text, world: World) -> Results:
+        return [
+            (Symbol(short(f"f{[key_of(v) for v in values]}"), volatile=any(map(is_volatile, values))), after)
+            for values, after in self._each(node.parts, world)
+        ]
+
+    def _yield(self, node: ir.Yield, world: World) -> Results:
+        results = [(NONE, world)] if node.value is None else self.eval(node.value, world)
+        if not self._yielding:
+            return [(fresh(node, after), after) for _, after in results]
+        resume = self._yielding.pop()
+        ends: Results = [(NONE, end) for _, after in results for end in resume(after)]
+        self._yielding.append(resume)
+        return ends
+
+    def _await(self, node: ir.Await, world: World) -> Results:
+        return self.eval(node.value, world)
+
+    def _walrus(self, node: ir.Walrus, world: World) -> Results:
+        results = self.eval(node.value, world)
+        for value, after in results:
+            self.bind(node.target, value, after)
+        return results
+
+    # Conditions and iteration
+
+    def decide(self, test: ir.Expr, world: World) -> list[tuple[bool, World]]:
+        """Both sides of a condition; ``and`` / ``or`` / ``not`` are taken apart, so each part is remembered."""
+        if isinstance(test, ir.Unary) and test.op == "not":
+            return [(not true, after) for true, after in self.decide(test.operand, world)]
+        if isinstance(test, ir.BoolOp):
+            decided: list[tuple[bool, World]] = []
+            for true, after in self.decide(test.left, world):
+                short_cut = true is (test.op == "or")
+                decided += [(true, after)] if short_cut else self.decide(test.right, after)
+            return decided
+        decided = []
+        for value, after in self.eval(test, world):
+            truth = truth_of(value)
+            self.unsteady = self.unsteady or (isinstance(truth, Condition) and truth.volatile)
+            decided += split(after, value)
+        return decided
+
+    def known_items(self, value: Value) -> list[Value] | None:
+        """The items of a short display, through ``enumerate`` and ``zip`` as well."""
+        if isinstance(value, Method) and value.name == "enumerate":
+            items = self.known_items(value.base)
+            return None if items is None else [Items((Literal.of(n), item)) for n, item in enumerate(items)]
+        if isinstance(value, Method) and value.name == "zip" and isinstance(value.base, Items):
+            columns = [self.known_items(column) for column in value.base.items]
+            if any(column is None for column in columns):
+                return None
+            return [Items(row) for row in zip(*(column for column in columns if column is not None))]
+        if not isinstance(value, Items) or not 0 < len(value.items) <= MAX_UNROLL:
+            return None  # an empty list is there to be filled
+        spread = any(isinstance(item, Method) and item.name == "*" for item in value.items)
+        return None if spread else list(value.items)
+
+    def element(self, value: Value, number: int, world: World) -> Value:
+        """The item of an unknown iterable in one round; the same round of another loop over it gives the same."""
+        if isinstance(value, (Parameters, Tensor)):
+            return value
+        if isinstance(value, Method) and value.name == "enumerate":
+            return Items((counter(key_of(value), number, world), self.element(value.base, number, world)))
+        if isinstance(value, Method) and value.name == "zip" and isinstance(value.base, Items):
+            return Items(tuple(self.element(column, number, world) for column in value.base.items))
+        if isinstance(value, Method) and value.name == "range":
+            return counter(key_of(value), number, world)
+        param = isinstance(value, Symbol) and value.param
+        return Symbol(short(f"{key_of(value)}[{number}]"), "", True, param)
+
+
+def _prefer(binding: project.Alternatives) -> project.Binding:
+    """Of several bindings of one name (import fallbacks, version gates): torch's, else the first."""
+    for option in binding.options:
+        if isinstance(option, project.External) and option.dotted.startswith("torch."):
+            return option
+    return binding.options[0]
+
+
+def named(value: Value, name: str) -> Value:
+    """A symbol takes the name it is bound to, by which the code that follows calls it."""
+    return replace(value, text=name) if isinstance(value, Symbol) and value.text != name else value
+
+
+def _as_tensor(value: Value) -> Value:
+    if isinstance(value, Method) and isinstance(value.base, Tensor) and value.name != "backward":
+        return value.base
+    return value
+
+
+def _wholes(state: State, event: events.Event) -> list[events.Id]:
+    """The models of which this event concerns a part alone: those built out of sight, ``model`` for ``model.encoder``,
+    and those whose parameters several optimizers share, where one that has not all of them clears its own.
+    """
+    linked = get(state.links, event.optimizer) or ()
+    parts = event.owners or linked
+    named = [part for part in parts if isinstance(part, str)]
+    known = [owner for owner, _ in state.owners if isinstance(owner, str) and owner not in named]
+    wholes: list[events.Id] = [owner for owner in known if any(part.startswith(f"{owner}.") for part in named)]
+    if event.kind is events.Kind.ZERO_GRAD and event.optimizer not in state.whole:
+        others = {owner for other, owners in state.links if other != event.optimizer for owner in owners}
+        wholes += [owner for owner in linked if owner in others]
+    return wholes
+
+
+def _asks_for_gradient(node: ir.Expr) -> bool:
+    return isinstance(node, ir.Attr) and node.name == "grad"
+
+
+def _stage_test(op: str, left: Value, right: Value, world: World) -> Value | None:
+    """A comparison of the scaler's own record of an optimizer with one of torch's stages, by what the path knows."""
+    stage = right.dotted.rpartition(".OptState.")[2] if isinstance(right, External) else ""
+    phases = {phase for _, phase in world.state.phases} or {"ready"}
+    if stage not in ("READY", "UNSCALED", "STEPPED") or "_per_optimizer_states" not in key_of(left):
+        return None
+    if len(phases) != 1 or "unknown" in phases:
+        return None
+    return Literal.of((phases == {stage.lower()}) is (op in ("is", "==")))
+
+
+def _trained(world: World) -> bool:
+    """Whether a backward has left gradients: code that asks whether there are any finds them, then."""
+    return any(held.value not in ("none", "unknown") for _, held in world.state.owners)
+
+
+def counter(key: str, number: int, world: World) -> Symbol:
+    """A loop counter from 0. It is decided whether it is 0, all else about it is open."""
+    symbol = Symbol(short(f"{key}[{number}]"), "", True)
+    world.decide(Condition(symbol.key, volatile=True), number > 0)
+    world.decide(Condition(f"{symbol.key} == 0", volatile=True), number == 0)
+    world.decide(Condition(f"{symbol.key} > 0", volatile=True), number > 0)
+    world.decide(Condition(f"{symbol.key} >= 1", volatile=True), number > 0)
+    return symbol
+
+
+def setting(value: Value, key: str, name: str) -> Value:
+    """A constant that is off (False, None) is a switch that somebody turns on: both sides of it are looked at."""
+    return Symbol(key, name) if value in (Literal.of(False), NONE) else value
+
+
+def fresh(node: ir.Expr, world: World) -> Symbol:
+    return Symbol(f"{tag(world.frame.module.path)}:{node.at}", volatile=True)
+
+
+def _property(function: ir.Function) -> bool:
+    return any(_last(d) in ("property", "cached_property") for d in function.decorators)
+
+
+def _static(function: ir.Function) -> bool:
+    return any(_last(d) == "staticmethod" for d in function.decorators)
+
+
+def _classmethod(function: ir.Function) -> bool:
+    return any(_last(d) == "classmethod" for d in function.decorators)
+
+
+def _last(node: ir.Expr) -> str:
+    if isinstance(node, ir.Call):
+        return _last(node.func)
+    return node.name if isinstance(node, ir.Attr) else node.id if isinstance(node, ir.Name) else ""
+
+
+_EXPRESSIONS: dict[type, Callable[..., Results]] = {
+    ir.Const: Evaluator._const,
+    ir.Name: Evaluator._name,
+    ir.Attr: Evaluator._attr,
+    ir.Subscript: Evaluator._subscript_expr,
+    ir.Binary: Evaluator._binary,
+    ir.Unary: Evaluator._unary,
+    ir.Compare: Evaluator._compare,
+    ir.BoolOp: Evaluator._boolop,
+    ir.IfExp: Evaluator._ifexp,
+    ir.Sequence: Evaluator._sequence,
+    ir.Starred: Evaluator._starred,
+    ir.Mapping: Evaluator._mapping,
+    ir.Lambda: Evaluator._lambda,
+    ir.Comprehension: Evaluator._comprehension,
+    ir.Text: Evaluator._text,
+    ir.Yield: Evaluator._yield,
+    ir.Await: Evaluator._await,
+    ir.Walrus: Evaluator._walrus,
+}

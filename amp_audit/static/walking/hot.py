@@ -1,0 +1,316 @@
+"""Which code can matter: a screen on the identifiers in it, so that paths are walked only where they say something."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import bodies, definitions, expressions, names_in, root_name, statements, walk
+
+CALLED = frozenset(
+    {
+        "backward",
+        "unscale_",
+        "zero_grad",
+        "clip_grad_norm_",
+        "clip_grad_value_",
+        "clip_grad_norm",
+        "dispatch_clip_grad",
+        "scale_loss",
+        "manual_backward",
+        "register_comm_hook",
+    }
+)
+"""Calls that make an event whatever else is there."""
+
+MENTIONED = frozenset({"GradScaler", "ShardedGradScaler", "autocast"})
+"""Names that matter even where they are not called."""
+
+_HOLDERS = frozenset({"parameters", "named_parameters", "param_groups"})
+"""What code goes through to get at every gradient by hand."""
+
+_COMMON = frozenset(
+    name for kind in (str, bytes, dict, list, set, tuple) for name in dir(kind) if not name.startswith("_")
+) - {"update"} | {"state_dict", "load_state_dict", "chunk", "unsqueeze", "reshape", "resize", "size", "view"}
+"""Methods that nearly everything has: a call of one says little about whose it is."""
+
+_SCHEDULER = re.compile(r"sched|warmup|(^|_)lr_?decay", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^Adam|^SGD", re.IGNORECASE)
+_MAKES_OPTIMIZER = re.compile(r"optim|^Adam|^SGD", re.IGNORECASE)
+_SCALER = re.compile(r"scaler", re.IGNORECASE)
+_LOGGER = re.compile(r"_?log(ger|ging)?", re.IGNORECASE)
+
+
+def is_scheduler(name: str) -> bool:
+    """Whether something is called a learning-rate scheduler."""
+    return bool(_SCHEDULER.search(name))
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The identifiers of some code: all of them, and those that are called.
+
+    ``reaching`` are the calls that may reach functions of the project, ``reading`` is all that is named, but for calls
+    that cannot. In both a dot marks what is named as an attribute: ``print(x)`` reaches no method of that name.
+    """
+
+    words: frozenset[str]
+    called: frozenset[str]
+    reaching: frozenset[str] = frozenset()
+    reading: frozenset[str] = frozenset()
+
+    def is_hot(self) -> bool:
+        """Whether the code can produce an event, or a value that events speak of."""
+        if self.called & CALLED or self.words & MENTIONED:
+            return True
+        if "step" in self.called and any(map(_OPTIMIZER.search, self.words)):
+            return True
+        if "parameters" in self.called and any(map(_MAKES_OPTIMIZER.search, self.words)):
+            return True
+        if "grad" in self.words and self.words & _HOLDERS:
+            return True
+        if "step" in self.called and any(map(is_scheduler, self.words)):
+            return True
+        return bool(self.called & {"step", "update", "scale"}) and any(map(_SCALER.search, self.words))
+
+    def looks_on(self) -> bool:
+        """Whether the code evaluates a model."""
+        return "eval" in self.called and not self.words.isdisjoint({"no_grad", "inference_mode"})
+
+
+class Heat:
+    """Answers for the modules of one project; what calls a hot function by name is hot as well."""
+
+    def __init__(self, modules: Iterable[ir.Module]) -> None:
+        modules = list(modules)
+        functions = [found for module in modules for found, _ in definitions(module.body)]
+        self._libraries = _libraries(modules)
+        spoken = {id(function): vocabulary(function, self._libraries) for function in functions}
+        names = _aliases(modules)
+        waiting = functions
+        warm = [f for f in waiting if spoken[id(f)].is_hot() or not names.isdisjoint(spoken[id(f)].words)]
+        self._hot: set[int] = set()
+        while warm:
+            self._hot |= {id(f) for f in warm}
+            waiting = [f for f in waiting if id(f) not in self._hot]
+            fresh = frozenset().union(*map(_called_by, warm))
+            names |= fresh
+            warm = [f for f in waiting if not fresh.isdisjoint(_reached(f, spoken[id(f)]))]
+        self._names = names
+        self.models_cast = any(f.name == "forward" and _casts(f) for f in functions)
+        self._calm = {id(f) for f in functions if id(f) in self._hot and not _makes_events(spoken[id(f)])}
+        self._spectators = {id(f) for f in functions if id(f) not in self._hot and spoken[id(f)].looks_on()}
+        self._hot |= self._spectators
+        self._calm |= self._spectators
+        self._memo: dict[int, tuple[object, bool, bool]] = {}
+        self._methods: dict[str, Mapping[str, frozenset[str]]] = {}
+
+    def methods(self, module: ir.Module) -> Mapping[str, frozenset[str]]:
+        """By dotted name: the methods that a module's code calls on it."""
+        found = self._methods.get(module.path)
+        if found is None:
+            found = self._methods[module.path] = methods_by_name(module)
+        return found
+
+    @staticmethod
+    def scales(names: Iterable[str]) -> bool:
+        """Whether some of these names speak of a loss scaler."""
+        return any(map(_SCALER.search, names))
+
+    def itself(self, function: ir.Function) -> bool:
+        """Whether a function can make an event without those it calls."""
+        return vocabulary(function, self._libraries).is_hot()
+
+    def function(self, function: ir.Function) -> bool:
+        if function.name == "<lambda>":
+            return self.matters(function.body)
+        return id(function) in self._hot
+
+    def spectates(self, function: ir.Function) -> bool:
+        """Whether a function only runs models without gradients: of interest to what trains them, not by itself."""
+        return id(function) in self._spectators
+
+    def calm(self, function: ir.Function) -> bool:
+        """Whether a function is hot for its regions alone: nothing trains there, so its branches need no paths."""
+        return id(function) in self._calm
+
+    def counts(self, node: ir.Expr) -> bool:
+        """Whether an expression can produce an event, or a value that events speak of."""
+        spoken = _spoken_in(node, self._libraries)
+        return spoken.is_hot() or not self._names.isdisjoint(spoken.reaching)
+
+    def matters(self, body: tuple[ir.Stmt, ...]) -> bool:
+        """Whether statements can produce an event or change where the path goes."""
+        return any(self._judge(statement)[0] for statement in body)
+
+    def forks(self, statement: ir.If) -> bool:
+        """Whether the arms of an ``if`` deserve paths of their own."""
+        return any(hot or leaves for hot, leaves in map(self._judge, (*statement.body, *statement.orelse)))
+
+    def leaves(self, statement: ir.If) -> bool:
+        """Whether an arm may return, break, continue or raise."""
+        return any(self._judge(inner)[1] for inner in (*statement.body, *statement.orelse))
+
+    def decorator(self, node: ir.Expr) -> bool:
+        """Whether a decorator may be a region or no_grad."""
+        found = _spoken_in(node, self._libraries)
+        return found.is_hot() or not found.words.isdisjoint({"no_grad", "inference_mode"})
+
+    def _judge(self, statement: ir.Stmt) -> tuple[bool, bool]:
+        known = self._memo.get(id(statement))
+        if known is None or known[0] is not statement:
+            spoken = vocabulary(statement, self._libraries)
+            hot = not isinstance(statement, ir.Import) and (
+                spoken.is_hot() or not self._names.isdisjoint(spoken.reaching)
+            )
+            known = (statement, hot, _leaves(statement))
+            self._memo[id(statement)] = known
+        return known[1], known[2]
+
+
+def _aliases(modules: Iterable[ir.Module]) -> frozenset[str]:
+    """Other names under which the modules import what matters."""
+    return frozenset(
+        local
+        for module in modules
+        for statement in statements(module.body, into=True)
+        if isinstance(statement, ir.Import)
+        for local, target in statement.bindings
+        if target.rpartition(".")[2] in CALLED | MENTIONED and local != target.rpartition(".")[2]
+    )
+
+
+def _casts(function: ir.Function) -> bool:
+    """Whether a function enters a region of its own."""
+    decorators = (word for decorator in function.decorators for word in names_in(decorator))
+    return "autocast" in function.words or "autocast" in decorators
+
+
+def _makes_events(spoken: Vocabulary) -> bool:
+    return Vocabulary(spoken.words - MENTIONED, spoken.called - MENTIONED).is_hot()
+
+
+def _reached(function: ir.Function, spoken: Vocabulary) -> frozenset[str]:
+    """The names by which a function may reach others: those it calls, and, in a class, those it may read. Those of
+    functions that are defined in it mean these, whose code is its own.
+    """
+    found = spoken.reading if "." in function.qualname else spoken.reaching
+    return found - {inner.name for inner in statements(function.body) if isinstance(inner, ir.Function)}
+
+
+def _called_by(function: ir.Function) -> frozenset[str]:
+    """The names by which a function may be called, marked as in ``reaching``; for ``__init__`` the class's."""
+    if function.name in ("__call__", "__enter__", "forward"):
+        return frozenset()
+    owner, _, name = function.qualname.rpartition(".")
+    if function.name == "__init__":
+        name = owner.rpartition(".")[2]
+        return frozenset({name, f".{name}"})
+    if not owner:
+        return frozenset({name, f".{name}"})
+    return frozenset({name} if owner.endswith("<locals>") else {f".{name}"})
+
+
+def _libraries(modules: Sequence[ir.Module]) -> frozenset[str]:
+    """The local names of what is imported from outside of these modules."""
+    own = {part.removesuffix(".py") for module in modules for part in module.path.replace("\\", "/").split("/")}
+    outside: set[str] = set()
+    inside: set[str] = set()
+    for module in modules:
+        for statement in statements(module.body, into=True):
+            for local, target in statement.bindings if isinstance(statement, ir.Import) else ():
+                foreign = not target.startswith(".") and target.partition(".")[0] not in own
+                (outside if foreign else inside).add(local)
+    return frozenset(outside - inside)
+
+
+def _leaves(statement: ir.Stmt) -> bool:
+    if isinstance(statement, (ir.Return, ir.Break, ir.Continue, ir.Raise)):
+        return True
+    return any(_leaves(inner) for block in bodies(statement) for inner in block)
+
+
+def vocabulary(node: ir.Stmt, libraries: frozenset[str] = frozenset()) -> Vocabulary:
+    """The vocabulary of a statement and all below it, decorators and nested definitions included.
+
+    ``libraries`` are names whose methods are not the project's.
+    """
+    below = statements((node,), into=True)
+    return _together([_spoken_in(each, libraries) for statement in below for each in expressions(statement)])
+
+
+def _spoken_in(node: ir.Expr, libraries: frozenset[str]) -> Vocabulary:
+    words: set[str] = set()
+    called: set[str] = set()
+    reaching: set[str] = set()
+    reading: set[str] = set()
+    foreign: set[str] = set()
+    below: list[Vocabulary] = []
+    for inner in walk(node):
+        if isinstance(inner, ir.Name):
+            words.add(inner.id)
+            reading.add(inner.id)
+        elif isinstance(inner, ir.Attr):
+            words.add(inner.name)
+            reading.add(f".{inner.name}")
+        elif isinstance(inner, ir.Call) and isinstance(inner.func, ir.Attr):
+            called.add(inner.func.name)
+            (reaching if _may_be_own(inner.func, libraries) else foreign).add(f".{inner.func.name}")
+        elif isinstance(inner, ir.Call) and isinstance(inner.func, ir.Name):
+            called.add(inner.func.id)
+            reaching.add(inner.func.id)
+        elif isinstance(inner, ir.Lambda):
+            words |= inner.function.words
+            below += [vocabulary(statement, libraries) for statement in inner.function.body]
+    spoken = Vocabulary(
+        frozenset(words), frozenset(called), frozenset(reaching), frozenset(reading - (foreign - reaching))
+    )
+    return _together([spoken, *below])
+
+
+def _may_be_own(func: ir.Attr, libraries: frozenset[str]) -> bool:
+    """Whether a method that is called may be one of the project's."""
+    if _is_self(func.base):
+        return True
+    root = root_name(func.base)
+    return func.name not in _COMMON and root not in libraries and _LOGGER.fullmatch(root) is None
+
+
+def _is_self(node: ir.Expr) -> bool:
+    if isinstance(node, ir.Call):
+        return isinstance(node.func, ir.Name) and node.func.id == "super"
+    return isinstance(node, ir.Name) and node.id in ("self", "cls")
+
+
+def _together(parts: Sequence[Vocabulary]) -> Vocabulary:
+    if len(parts) == 1:
+        return parts[0]
+    empty = frozenset[str]()
+    return Vocabulary(
+        empty.union(*(part.words for part in parts)),
+        empty.union(*(part.called for part in parts)),
+        empty.union(*(part.reaching for part in parts)),
+        empty.union(*(part.reading for part in parts)),
+    )
+
+
+def methods_by_name(module: ir.Module) -> Mapping[str, frozenset[str]]:
+    """By dotted name (``self.scaler``): the methods that the code of a module calls on it."""
+    found: dict[str, set[str]] = {}
+    for statement in statements(module.body, into=True):
+        for expression in expressions(statement):
+            for node in walk(expression):
+                if isinstance(node, ir.Call) and isinstance(node.func, ir.Attr):
+                    found.setdefault(dotted(node.func.base), set()).add(node.func.name)
+    return {name: frozenset(methods) for name, methods in found.items() if name}
+
+
+def dotted(node: ir.Expr) -> str:
+    """``a.b.c`` for a chain of names, else an empty text."""
+    parts: list[str] = []
+    while isinstance(node, ir.Attr):
+        parts.append(node.name)
+        node = node.base
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ir.Name) else ""

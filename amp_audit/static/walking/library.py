@@ -1,0 +1,351 @@
+"""Functions and classes of libraries: what they build and what they do."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from amp_audit.events import Event, Kind
+from amp_audit.policy import DEFAULT_DTYPES
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import names_in, statements, walk
+from amp_audit.static.walking.contexts import NO_GRAD_NAMES
+from amp_audit.static.walking.lineage import (
+    SHARDED,
+    UNCACHED,
+    are_sharded,
+    argument,
+    dtype_of,
+    known,
+    owners_of,
+    together,
+)
+from amp_audit.static.walking.methods import Methods
+from amp_audit.static.walking.ranks import REPLICATED
+from amp_audit.static.walking.values import (
+    NONE,
+    Condition,
+    External,
+    Func,
+    Instance,
+    Items,
+    Literal,
+    Method,
+    NoGrad,
+    Optimizer,
+    Parameters,
+    Partial,
+    Region,
+    Scaler,
+    Scheduler,
+    Symbol,
+    Table,
+    Tensor,
+    Value,
+    inside,
+    is_volatile,
+    key_of,
+    short,
+)
+from amp_audit.static.walking.world import Place, World, split
+
+if TYPE_CHECKING:
+    from amp_audit.static.walking.evaluate import Results
+
+SCALERS = frozenset(
+    {
+        "torch.amp.GradScaler",
+        "torch.cuda.amp.GradScaler",
+        "torch.cpu.amp.GradScaler",
+        "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler",
+        "torch.npu.amp.GradScaler",
+        "torch_npu.npu.amp.GradScaler",
+    }
+)
+AUTOCASTS = {"torch.amp.autocast": None, "torch.cuda.amp.autocast": "cuda", "torch.cpu.amp.autocast": "cpu"}
+CLIPS = frozenset(
+    {
+        "torch.nn.utils.clip_grad_norm_",
+        "torch.nn.utils.clip_grad_value_",
+        "torch.nn.utils.clip_grad_norm",
+        "timm.utils.dispatch_clip_grad",
+        "timm.utils.clip_grad.dispatch_clip_grad",
+        "timm.utils.adaptive_clip_grad",
+    }
+)
+_FIELD = re.compile(
+    r"(^|_)(pos|positions?|coords?|xyz|pts|points?|rays?|sdf|energy|energies|forces?|density|sigmas?|normals?)(_|$)",
+    re.IGNORECASE,
+)
+"""Names of fields over space, and of the places they are asked at."""
+
+SHARDING = frozenset(
+    {
+        "torch.distributed.fsdp.FullyShardedDataParallel",
+        "fairscale.nn.FullyShardedDataParallel",
+        "fairscale.nn.data_parallel.FullyShardedDataParallel",
+    }
+)
+"""Wrappers under which gradients, and the inf checks on them, belong to one rank each."""
+
+WRAPPERS = re.compile(r"(^|\.)(DistributedDataParallel|DDP|DataParallel|compile|convert_sync_batchnorm)$")
+_REMADE = frozenset({"torch.tensor", "torch.as_tensor", "torch.autograd.Variable", "torch.Tensor"})
+CLOSURES = frozenset({"torch.optim.LBFGS", "torch.optim.lbfgs.LBFGS"})
+PASSING = frozenset({"list", "tuple", "set", "iter", "reversed", "sorted", "filter"})
+ENDS = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
+_ENABLED_AT = {
+    "torch.amp.GradScaler": 5,
+    "torch.cuda.amp.GradScaler": 4,
+    "torch.cpu.amp.GradScaler": 4,
+    "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler": 5,
+}
+INFINITE = (Literal.of(math.inf), External("math.inf"), External("torch.inf"), External("numpy.inf"))
+
+
+class Library(Methods):
+    """Turns calls of library functions into events and values."""
+
+    def _external(self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        self.reads(name, [*args, *named.values()], node.at, world)
+        if name in SCALERS:
+            sharded = "Sharded" in name
+            return self._new_scaler(node, argument(args, named, "enabled", _ENABLED_AT.get(name)), world, sharded)
+        if name in AUTOCASTS:
+            return self._new_region(name, node, args, named, world)
+        if name in NO_GRAD_NAMES:
+            if args and isinstance(args[0], Func):
+                return [(args[0], world)]
+            return [(NoGrad(), world)]
+        if name == "torch.clear_autocast_cache":
+            self.walker.emit(world, Event(Kind.CACHE_CLEAR), node.at)
+            return [(NONE, world)]
+        if name in ENDS:
+            return [(External("builtins.exit"), world)]
+        if name in CLIPS:
+            parameters = args[0] if args else named.get("parameters", NONE)
+            return self._clip(parameters, limit_of(args, named), "value" in name, node, world)
+        if name.startswith("torch.optim.lr_scheduler."):
+            return [(Scheduler((world.frame.module.path, node.at)), world)]
+        if builds_optimizer(name):
+            return [(self._new_optimizer(node, args, named, world, name in CLOSURES), world)]
+        if name in ("torch.save", "accelerate.save") and (args or named):
+            self._save(args[0] if args else named.get("obj", NONE), node, world)
+            return [(NONE, world)]
+        if name in _REMADE and named.get("requires_grad") == Literal.of(True) and args and is_volatile(args[0]):
+            return [(Tensor(leaf=True), world)]
+        if name in ("torch.autograd.backward",) and args:
+            return self._backward(args[0], node, world)
+        if name == "torch.autograd.grad":
+            return [(self._autograd_grad(node, args, named, world), world)]
+        return self._general(name, node, args, named, world)
+
+    def _general(self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        short_name = name.rpartition(".")[2]
+        if name in SHARDING:
+            return [(self._shard(args, named, world), world)]
+        if name == "threading.Thread":
+            self.threaded(name, short_name, args, named, node.at, world)
+        if name in ("copy.deepcopy", "pickle.dump", "pickle.dumps") and args:
+            self.pickled(args[0], node.at, world)
+        if WRAPPERS.search(name):
+            given = args[0] if args else named.get("module", named.get("model"))
+            if isinstance(given, Instance) and short_name == "compile":  # its graph casts the weights by itself
+                world.heap[(given.id, UNCACHED)] = Literal.of(True)
+            if short_name in ("DistributedDataParallel", "DDP") and isinstance(given, (Instance, Symbol)):
+                world.heap[(given.id if isinstance(given, Instance) else given.key, REPLICATED)] = Literal.of(True)
+            if isinstance(given, (Instance, Symbol, Func, Method)):
+                return [(given, world)]
+        if name in ("copy.deepcopy", "copy.copy") and args and isinstance(args[0], Instance):
+            return [(replace(args[0], id=(args[0].id, node.at)), world)]
+        if name.startswith("builtins.") or name in ("itertools.chain", "itertools.chain.from_iterable"):
+            found = self._builtin(short_name, node, args, named, world)
+            if found is not None:
+                return [(found, world)]
+        if name == "functools.partial" and args:
+            return [(Partial(args[0], tuple(args[1:]), tuple(named.items())), world)]
+        if name == "dataclasses.asdict" and args and isinstance(args[0], Instance):
+            fields = [(key, value) for (owner, key), value in world.heap.items() if owner == args[0].id]
+            return [(Table(tuple(fields)), world)]
+        if name in ("contextlib.nullcontext", "contextlib.suppress", "contextlib.ExitStack"):
+            return [(External(name), world)]
+        if builds_model(name):
+            return [(Instance(world.identity(node.at), None, True), world)]
+        return [(self.result(External(name), node, args, named, world), world)]
+
+    def _shard(self, args: list[Value], named: dict[str, Value], world: World) -> Value:
+        """FSDP around a model: the same model, whose parameters are shards from now on."""
+        given = args[0] if args else named.get("module", NONE)
+        strategy = key_of(named.get("sharding_strategy", NONE)).rpartition(".")[2]
+        if isinstance(given, (Instance, Symbol)) and strategy != "NO_SHARD":
+            world.heap[(given.id if isinstance(given, Instance) else given.key, SHARDED)] = Literal.of(True)
+        return given
+
+    def _builtin(
+        self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Value | None:
+        last = args[-1] if args else None
+        if name in PASSING and isinstance(last, (Parameters, Items, Method)):
+            return replace(last, part=True) if name == "filter" and isinstance(last, Parameters) else last
+        if name in ("chain", "from_iterable") and args:
+            return Parameters(owners_of(Items(tuple(args))))
+        if name in ("dict",) and not args:
+            return Table(tuple(named.items()), "**" in named)
+        if name == "enumerate" and args and (len(args) == 1 or args[1] == Literal.of(0)) and not named:
+            return Method(args[0], "enumerate")
+        if name == "range" and (len(args) == 1 or (args and args[0] == Literal.of(0))):
+            return Method(args[-1], "range")
+        if name == "zip" and args:
+            return Method(Items(tuple(args)), "zip")
+        if name == "float" and args and args[0] in (Literal.of("inf"), Literal.of("Inf")):
+            return Literal.of(math.inf)
+        if name == "float" and args:
+            self.reads_loss(args[0], node.at, world)
+        if name in ("float", "int", "str", "len", "round") and args and not isinstance(args[0], Literal):
+            return Symbol(short(f"{name}({key_of(args[0])})"), "", is_volatile(args[0]))
+        if name == "isinstance" and len(args) == 2:
+            return Condition(short(f"isinstance {key_of(args[0])} {key_of(args[1])}"), volatile=is_volatile(args[0]))
+        if name == "hasattr" and len(args) == 2 and isinstance(args[0], Symbol):
+            return Condition(short(f"hasattr {key_of(args[0])} {key_of(args[1])}"))
+        if name == "getattr" and len(args) >= 2 and isinstance(args[1], Literal):
+            found = self.walker.attribute(args[0], str(args[1].value), "", node.at, world)
+            return found[0][0] if len(found) == 1 else None
+        if name == "bool" and len(args) == 1:
+            return args[0]
+        if name in ("any", "all") and isinstance(last, Method) and last.name == "each":
+            return last.base
+        return None
+
+    def _new_scaler(self, node: ir.Call, enabled: Value | None, world: World, sharded: bool = False) -> Results:
+        results: Results = []
+        site = _asked_for(node, world)
+        dtype = "bfloat16" if _asks_for_bfloat16(node) else None
+        if dtype is not None:  # wrong whatever the setting happens to be
+            enabled = Condition(f"bfloat16 at {node.at}")
+        for live, after in split(world, enabled if enabled is not None else Literal.of(True)):
+            scaler = Scaler(after.identity(node.at), live, sharded=sharded)
+            if live:
+                self.walker.emit(
+                    after, Event(Kind.SCALER_NEW, scaler=scaler.id, site=site, dtype=dtype), site[1], site[0]
+                )
+            results.append((scaler, after))
+        return results
+
+    def _new_region(
+        self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+    ) -> Results:
+        """An autocast object. The CPU's default dtype counts only where the call itself says CPU: where a variable
+        does, it is the fallback of a program that is written for another device.
+        """
+        device = AUTOCASTS[name]
+        if device is None:
+            given = argument(args, named, "device_type", 0)
+            device = str(given.value).partition(":")[0] if isinstance(given, Literal) else None
+        enabled = argument(args, named, "enabled", 2 if AUTOCASTS[name] is None else 0)
+        dtype = argument(args, named, "dtype", 1)
+        cache = argument(args, named, "cache_enabled", 3 if AUTOCASTS[name] is None else 2)
+        default = None if device == "cpu" and not _says_cpu(name, node) else DEFAULT_DTYPES.get(device or "")
+        word = dtype_of(dtype) if dtype not in (None, NONE) else default
+        cached = not (isinstance(cache, Literal) and cache.value is False)
+        return [
+            (Region(device, word, live, cached), after)
+            for live, after in split(world, enabled if enabled is not None else Literal.of(True))
+        ]
+
+    def _new_optimizer(
+        self, node: ir.Call, args: list[Value], named: dict[str, Value], world: World, closure: bool
+    ) -> Optimizer:
+        identity = world.identity(node.at)
+        given = args[0] if args else named.get("params", NONE)
+        owners = owners_of(given)
+        groups = [item for item in inside(given) if isinstance(item, Parameters)]
+        whole = bool(groups) and not any(group.part for group in groups)
+        event = Event(Kind.OPTIMIZER_NEW, optimizer=identity, owners=known(owners), whole=whole)
+        self.walker.emit(world, event, node.at)
+        return Optimizer(identity, closure)
+
+    def _autograd_grad(self, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Value:
+        """Gradients as values. Those of a field by its coordinates are physics: normals, forces, velocities."""
+        outputs = args[0] if args else named.get("outputs", NONE)
+        given = [item for item in inside(outputs) if isinstance(item, Tensor)]
+        whole = together(given, None) if given else Tensor(doubt=isinstance(outputs, Symbol) and outputs.param)
+        scaled = None if whole.doubt else whole.scaled is not None
+        if not any(_FIELD.search(name) for arg in node.args for name in names_in(arg.value)):
+            event = Event(Kind.AUTOGRAD_GRAD, scaler=whole.scaled, scaled=scaled, dtype=whole.dtype)
+            self.walker.emit(world, event, node.at)
+        return whole if given else self.result(External("torch.autograd.grad"), node, args, named, world)
+
+    def _clip(self, parameters: Value, limit: Value | None, by_value: bool, node: ir.Call, world: World) -> Results:
+        """Clipping; with an infinite limit it only measures the norm."""
+        endless = limit in INFINITE
+        kind = Kind.GRAD_READ if endless else Kind.CLIP
+        owners = known(owners_of(parameters))
+        sharded = are_sharded(owners, world) and not by_value
+        self.walker.emit(world, Event(kind, owners=owners, sharded=sharded), node.at)
+        return [(Symbol("norm", "", True), world)]
+
+
+def _says_cpu(name: str, node: ir.Call) -> bool:
+    written = (arg.value for arg in node.args if arg.keyword in (None, "device_type"))
+    return AUTOCASTS[name] == "cpu" or isinstance(next(written, None), ir.Const)
+
+
+def limit_of(args: list[Value], named: dict[str, Value]) -> Value | None:
+    for name in ("max_norm", "clip_value", "value"):
+        if name in named:
+            return named[name]
+    return args[1] if len(args) > 1 else None
+
+
+def builds_optimizer(name: str) -> bool:
+    if name.startswith("torch.optim."):
+        return name.count(".") == 2 and name.rpartition(".")[2][:1].isupper()
+    short_name = name.rpartition(".")[2]
+    return (
+        bool(re.search(r"(^|\.)(optim|optimizers|optimization)(\.|$)", name))
+        and short_name[:1].isupper()
+        and (bool(re.search(r"Adam|SGD|Lion|LAMB|Lamb|RMSprop|Adagrad|Adafactor", short_name)))
+    )
+
+
+def builds_model(name: str) -> bool:
+    short_name = name.rpartition(".")[2]
+    if name.startswith("torch.nn.") and not name.startswith(("torch.nn.functional", "torch.nn.utils", "torch.nn.init")):
+        return short_name[:1].isupper() and not short_name.endswith(("Loss", "Parameter"))
+    if name.startswith(("torchvision.models.", "timm.create_model", "segmentation_models_pytorch.")):
+        return True
+    return short_name == "from_pretrained" and "Tokenizer" not in name and "Processor" not in name
+
+
+def _asked_for(node: ir.Call, world: World) -> Place:
+    """Where a scaler is asked for: the call itself, or that of the factory which returns it as its caller wants it."""
+    place = (world.frame.module.path, node.at)
+    for depth in range(len(world.frames) - 1, 0, -1):
+        frame = world.frames[depth]
+        if frame.function is None or not frame.calls or not _hands_out(frame.function, place[1]):
+            break
+        place = (world.frames[depth - 1].module.path, frame.calls[-1])
+    return place
+
+
+def _hands_out(function: ir.Function, at: int) -> bool:
+    """Whether a function returns what the call at ``at`` makes from its own parameters."""
+    params = {param.name for param in function.params}
+    for statement in statements(function.body):
+        value = statement.value if isinstance(statement, ir.Return) else None
+        if isinstance(value, ir.Call) and value.at == at:
+            words = {part.id for arg in value.args for part in walk(arg.value) if isinstance(part, ir.Name)}
+            return not params.isdisjoint(words)
+    return False
+
+
+def _asks_for_bfloat16(node: ir.Call) -> bool:
+    """``enabled=(dtype == "bfloat16")``: on for the dtype that needs no scaling."""
+    test = next((arg.value for arg in node.args if arg.keyword == "enabled"), None)
+    if not isinstance(test, ir.Compare) or len(test.rest) != 1 or test.rest[0][0] != "==":
+        return False
+    wanted = test.rest[0][1]
+    if isinstance(wanted, ir.Const):
+        return wanted.value in ("bfloat16", "bf16")
+    return isinstance(wanted, ir.Attr) and wanted.name == "bfloat16"

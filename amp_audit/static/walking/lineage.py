@@ -1,0 +1,105 @@
+"""Whose parameters, which dtype and which scale a value leads back to."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from amp_audit.state import region_dtype
+from amp_audit.static.walking.values import (
+    External,
+    Instance,
+    Literal,
+    Method,
+    Parameters,
+    Tensor,
+    Value,
+    inside,
+)
+from amp_audit.static.walking.world import World
+
+if TYPE_CHECKING:
+    pass
+
+DTYPES = {
+    "torch.float16": "float16",
+    "torch.half": "float16",
+    "torch.bfloat16": "bfloat16",
+    "torch.float32": "float32",
+    "torch.float": "float32",
+}
+
+UNSEEN: frozenset[Hashable] = frozenset({"?"})
+"""What a loss was divided by whose origin was not seen."""
+
+FROZEN, UNCACHED, SHARDED = "#frozen", "#uncached", "#sharded"
+
+
+def computed_in(world: World) -> str | None:
+    """The dtype of the region in force; float32 where a region is there but off."""
+    regions = world.state.regions
+    return region_dtype(world.state) or ("float32" if regions and regions[-1].enabled is False else None)
+
+
+def with_children(owner: Hashable, world: World) -> set[Hashable]:
+    """A model and the models that it holds as attributes, as far as they were seen."""
+    found, waiting = set(), [owner]
+    while waiting:
+        each = waiting.pop()
+        if each not in found:
+            found.add(each)
+            held = [value for (holder, _), value in world.heap.items() if holder == each]
+            waiting += [v.id for value in held for v in inside(value) if isinstance(v, Instance) and v.model]
+    return found
+
+
+def owners_of(value: Value) -> frozenset[Hashable]:
+    """Whose parameters a value holds: a model's, a list of groups, a comprehension over them. Empty: unknown."""
+    found: set[Hashable] = set()
+    for item in inside(value):
+        if isinstance(item, Parameters):
+            if not item.owners:
+                return frozenset()
+            found |= item.owners
+        elif isinstance(item, Instance) and item.model:
+            found.add(item.id)
+    return frozenset(found)
+
+
+def are_sharded(owners: Iterable[Hashable] | None, world: World) -> bool:
+    """Whether these owners' parameters are shards of FSDP."""
+    return any(world.heap.get((owner, SHARDED)) == Literal.of(True) for owner in owners or ())
+
+
+def known(owners: Iterable[Hashable]) -> tuple[Hashable, ...] | None:
+    return tuple(sorted(owners, key=repr)) or None
+
+
+def together(tensors: list[Tensor], dtype: str | None) -> Tensor:
+    owners: frozenset[Hashable] = frozenset().union(*(t.owners for t in tensors))
+    scaled = {t.scaled for t in tensors}
+    dtypes = {t.dtype for t in tensors if t.dtype}
+    doubt = any(t.doubt for t in tensors) or len(scaled) > 1
+    word = dtype or (dtypes.pop() if len(dtypes) == 1 else None)
+    divided: frozenset[Hashable] = frozenset().union(*(t.divided for t in tensors))
+    ran: frozenset[str] = frozenset().union(*(t.ran for t in tensors))
+    return Tensor(owners, word, None if doubt else scaled.pop(), doubt, all(t.leaf for t in tensors), divided, ran)
+
+
+def scaled(value: Value, scaler: Hashable) -> Value:
+    if isinstance(value, Tensor):
+        return replace(value, scaled=scaler, doubt=False)
+    return Tensor(scaled=scaler, divided=UNSEEN)
+
+
+def argument(args: list[Value], named: dict[str, Value], name: str, index: int | None) -> Value | None:
+    if name in named:
+        return named[name]
+    if index is not None and index < len(args) and not any(isinstance(a, Method) for a in args[: index + 1]):
+        return args[index]
+    return None
+
+
+def dtype_of(value: Value | None) -> str | None:
+    return DTYPES.get(value.dotted) if isinstance(value, External) else None

@@ -1,0 +1,259 @@
+"""The entries of a project -> findings: scripts are walked from the top, functions that nothing calls by themselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from amp_audit import events
+from amp_audit.hazards import Happened, Hazard, Watch, give_way, standing
+from amp_audit.model import Confidence
+from amp_audit.rulebook import Rulebook
+from amp_audit.state import forget
+from amp_audit.static.binding.project import ClassRef, Project
+from amp_audit.static.raw import RawFinding, RawStep
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import definitions
+from amp_audit.static.walking import walk
+from amp_audit.static.walking.calls import parameter
+from amp_audit.static.walking.deciding import Deciding, deciding
+from amp_audit.static.walking.hot import Heat
+from amp_audit.static.walking.repeats import repeated
+from amp_audit.static.walking.values import Func, Instance, Literal, Value
+from amp_audit.static.walking.walk import OutOfFuel, Walker
+from amp_audit.static.walking.world import Frame, Limits, Place, World, melt, merge
+
+MAX_STARTS = 4
+
+
+WIDTHS = (64, 8, 2)
+"""How many paths are followed side by side, in one attempt after the other, until an entry is walked to its end."""
+
+_SPOKEN = {
+    "scale": ("scale", "backward.scaled"),
+    "scale_loss": ("scale", "backward.scaled", "unscale"),
+    "unscale_": ("unscale",),
+    "update": ("update",),
+    "step": ("step.scaler", "step.framework"),
+}
+"""What a call by that name may do on a path that was left out."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """What the walks of one entry met: its hazards, what happened, the files it went through.
+
+    ``note`` says what was not followed; then ``happened`` holds what may have happened there as well.
+    """
+
+    hazards: list[Hazard[Place]]
+    happened: Happened
+    paths: set[str]
+    note: str | None = None
+
+
+@dataclass(slots=True)
+class Survey:
+    """All entries of a project, walked."""
+
+    deciding: Deciding
+    entries: list[Entry] = field(default_factory=list)
+    followed: set[tuple[str, int]] = field(default_factory=set)
+    visits: Counter[tuple[str, int]] = field(default_factory=Counter)
+    fuel: int = walk.PROJECT_FUEL
+
+
+def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]:
+    """Findings of the rules' event detectors on all paths, and what could not be walked to the end."""
+    survey = _Surveyor(project, book).survey()
+    return list(_findings(survey.entries)), [entry.note for entry in survey.entries if entry.note]
+
+
+class _Surveyor:
+    """Walks the entries of a project one after the other."""
+
+    def __init__(self, project: Project, book: Rulebook) -> None:
+        self.project = project
+        self.modules = list(project.modules.values())
+        self.heat = Heat(self.modules)
+        self.watch: Watch[Place] = Watch(book, "static")
+        self.done = Survey(deciding(self.modules, self.heat))
+        self.repeated = frozenset().union(*map(repeated, self.modules))
+
+    def survey(self) -> Survey:
+        bases = {module.path: self.walk_module(module) for module in self.modules}
+        orphans = [(module, *orphan) for module in self.modules for orphan in _orphans(module, self.heat)]
+        for module, function, cls in sorted(orphans, key=lambda orphan: not self.heat.itself(orphan[1])):
+            if (module.path, function.at) not in self.done.followed:
+                self.walk_orphan(module, function, cls, bases[module.path])
+        return self.done
+
+    def walk_module(self, module: ir.Module) -> World:
+        """Run a module's own code as a script; returns what its names hold in the end."""
+
+        def start() -> World:
+            world = World([Frame(module)], deciding=self.done.deciding)
+            world.globals[(module.path, "__name__")] = Literal.of("__main__")
+            return world
+
+        def run(walker: Walker, world: World) -> list[World]:
+            ends = walker.block(module.body, [world]).fall
+            for end in ends:
+                walker.emit(end, events.Event(events.Kind.PROGRAM_END), 0)
+            return ends
+
+        ends = self._attempt(module, "its own code", start, run)
+        return melt(ends) if ends else start()
+
+    def walk_orphan(self, module: ir.Module, function: ir.Function, cls: ClassRef | None, base: World) -> None:
+        """Walk a function that nothing in the project calls, with unknown arguments and nothing known of gradients."""
+
+        def start() -> World:
+            world = base.fork()
+            world.state, world.trail, world.flags = replace(forget(base.state), regions=()), None, {}
+            world.frames, world.limits = [Frame(module)], Limits()
+            return world
+
+        def run(walker: Walker, world: World) -> list[World]:
+            for bound, each in _selves(walker, module, function, cls, world):
+                func = Func(module, function, bound, {}, cls)
+                ends = merge(_follow_blindly(walker, func, each))
+                for end in ends if cls is not None and function.name in self.repeated else ():
+                    end.stamp = (1,)
+                    _follow_blindly(walker, func, end)
+            return []
+
+        self._attempt(module, function.qualname, start, run)
+
+    def _attempt(
+        self,
+        module: ir.Module,
+        name: str,
+        start: Callable[[], World],
+        run: Callable[[Walker, World], list[World]],
+    ) -> list[World]:
+        """Walk an entry, ever fewer paths at a time until there is fuel enough; what an attempt met stands."""
+        entry = Entry([], Happened(), {module.path})
+        ends: list[World] = []
+        for width in WIDTHS:
+            walker = Walker(self.project, self.watch, self.heat, module.path, self.done.visits)
+            given = walker.fuel = min(walk.FUEL, max(walk.LEAST_FUEL, self.done.fuel))
+            world = start()
+            limits = world.limits = Limits(width)
+            try:
+                ends, finished = run(walker, world), True
+            except OutOfFuel:
+                finished = False
+            self.done.fuel -= given - max(0, walker.fuel)
+            entry.hazards += walker.hazards
+            entry.happened.include(walker.happened)
+            entry.paths |= {followed for followed, _ in walker.followed}
+            if finished:
+                self.done.followed |= walker.followed
+                break
+        if not finished or limits.cut:
+            entry.note = f"{module.path}: {name} has too many paths; {_left_out(finished, limits)}"
+            self._doubt(entry)
+        self.done.entries.append(entry)
+        return ends
+
+    def _doubt(self, entry: Entry) -> None:
+        """What may happen on the paths that were left out cannot be said to happen nowhere."""
+        spoken = frozenset().union(*(self.project.modules[path].words for path in entry.paths))
+        for name in spoken & _SPOKEN.keys():
+            if name != "step" or self.heat.scales(spoken):
+                entry.happened.allow(_SPOKEN[name])
+
+
+def _left_out(finished: bool, limits: Limits) -> str:
+    return f"{limits.cut} of them were left out" if finished else "it was not walked to the end"
+
+
+def _selves(
+    walker: Walker, module: ir.Module, function: ir.Function, cls: ClassRef | None, start: World
+) -> Iterator[tuple[Instance | None, World]]:
+    """The objects a method may be called on: what ``__init__`` leaves, on each of its paths."""
+    if cls is None or _unbound(function):
+        yield None, start
+        return
+    identity = (module.path, cls.cls.at, ())
+    instance = Instance(identity, cls, walker.project.is_subclass(cls, "torch.nn.Module"))
+    if function.name == "__init__":
+        yield instance, start
+        return
+    init = walker.project.methods(cls).get("__init__")
+    worlds = [start]
+    if init is not None:
+        func = Func(init[0].module, init[1], instance, {}, init[0])
+        worlds = merge(_follow_blindly(walker, func, start))
+    for world in worlds[:MAX_STARTS]:
+        world.state = replace(forget(world.state), regions=())
+        yield instance, world
+
+
+def _follow_blindly(walker: Walker, func: Func, world: World) -> list[World]:
+    """Walk a function whose arguments are unknown; defaults are not taken, since callers may pass anything."""
+    params = func.function.params[func.bound is not None :]
+    args: list[Value] = [parameter(func, p.name) for p in params if p.kind == "positional"]
+    named: dict[str, Value] = {p.name: parameter(func, p.name) for p in params if p.kind == "keyword"}
+    return [after for _, after in walker.follow(func, func.function.at, args, named, world)]
+
+
+def _unbound(function: ir.Function) -> bool:
+    return any(isinstance(d, ir.Name) and d.id in ("staticmethod", "classmethod") for d in function.decorators)
+
+
+def _orphans(module: ir.Module, heat: Heat) -> list[tuple[ir.Function, ClassRef | None]]:
+    """Hot functions and methods, those first that no other one mentions."""
+    hot = [(f, c) for f, c in definitions(module.body) if heat.function(f) and not heat.spectates(f)]
+    found = [(f, ClassRef(module, c) if c else None) for f, c in hot]
+    mentioned = frozenset().union(*(f.words for f, _ in found)) if found else frozenset()
+    return sorted(found, key=lambda pair: (pair[0].name in mentioned, pair[0].name == "__init__", pair[0].at))
+
+
+def _findings(entries: list[Entry]) -> Iterator[RawFinding]:
+    """Settle each entry's hazards; what is nowhere is looked for in the entry, or in all that share its files."""
+    seen: dict[tuple[str, Place], RawFinding] = {}
+    for entry in entries:
+        if not entry.hazards:
+            continue
+        around = Happened()
+        for other in entries:
+            if other.paths & entry.paths:
+                around.include(other.happened)
+        closed = [hazard for hazard in entry.hazards if not _borrowed(hazard)]
+        opened = [hazard for hazard in entry.hazards if _borrowed(hazard) and _in_sight(hazard, entry)]
+        for hazard, losers in give_way(standing(closed, entry.happened) + standing(opened, around, any_scaler=True)):
+            finding = _finding(hazard, losers)
+            known = seen.get((hazard.rule.id, hazard.place))
+            if known is None or known.confidence < finding.confidence:
+                seen[(hazard.rule.id, hazard.place)] = finding
+    yield from seen.values()
+
+
+def _borrowed(hazard: Hazard[Place]) -> bool:
+    """Whether it speaks of something that was built out of sight."""
+    return any(isinstance(identity, str) for identity in hazard.about)
+
+
+def _in_sight(hazard: Hazard[Place], entry: Entry) -> bool:
+    """Whether absence says anything: code that is handed a scaler and trains nothing belongs to a loop elsewhere."""
+    return not hazard.detector.nowhere or "backward" in entry.happened.words()
+
+
+def _finding(hazard: Hazard[Place], gave_way: list[Hazard[Place]]) -> RawFinding:
+    path, at = hazard.place
+    steps = [RawStep(place[0], place[1], text) for place, text in hazard.steps]
+    losers = [RawStep(h.place[0], h.place[1], h.rule.summary, h.rule.id) for h in gave_way]
+    sure = not hazard.assumed and not _borrowed(hazard)
+    return RawFinding(
+        hazard.rule,
+        path,
+        at,
+        hazard.detector.message,
+        Confidence.HIGH if sure else Confidence.MEDIUM,
+        hazard.detector.severity,
+        tuple(steps + losers),
+        hazard.facts,
+    )

@@ -1,0 +1,435 @@
+"""Walk the code along its paths: statements fork and merge worlds, loops run twice, regions end on every way out.
+
+What calls on scalers, optimizers, models and torch's own functions do is in ``effects.py``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from amp_audit import events
+from amp_audit.hazards import Watch
+from amp_audit.static.binding import project
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import statements
+from amp_audit.static.walking.algebra import equality
+from amp_audit.static.walking.calls import Caller
+from amp_audit.static.walking.evaluate import Results
+from amp_audit.static.walking.flow import Flow
+from amp_audit.static.walking.hot import Heat
+from amp_audit.static.walking.values import (
+    NONE,
+    Condition,
+    External,
+    Func,
+    Literal,
+    Method,
+    Symbol,
+    Type,
+    Value,
+    key_of,
+    short,
+    tag,
+)
+from amp_audit.static.walking.world import Place, World, merge, settle_volatile, split
+
+FUEL = 25_000
+"""Statements walked for one entry at one width."""
+
+PROJECT_FUEL = 1_000_000
+"""Statements walked for all entries of a project: about a minute."""
+
+LEAST_FUEL = 2_000
+"""Statements that an entry gets even where the project has none left."""
+
+_DEAD = "builtins.exit"
+
+
+class OutOfFuel(Exception):
+    """The paths of one entry are too many to walk; what was found so far stands."""
+
+
+class Walker(Caller):
+    """Walks one entry of a project."""
+
+    def __init__(
+        self, code: project.Project, watch: Watch[Place], heat: Heat, path: str, visits: Counter[tuple[str, int]]
+    ) -> None:
+        super().__init__(code, watch, heat, path, visits)
+        self.fuel = FUEL
+
+    # Statements
+
+    def block(self, body: Iterable[ir.Stmt], worlds: list[World]) -> Flow:
+        flow = Flow(fall=worlds)
+        for statement in body:
+            if not flow.fall:
+                break
+            step = Flow()
+            for world in flow.fall:
+                self._burn()
+                self._statement(statement, world, step)
+            flow.leave(step)
+            alive = [world for world in step.fall if not world.dead]
+            flow.fall = merge(alive) if len(alive) > 1 else alive
+        return flow
+
+    def _burn(self) -> None:
+        self.fuel -= 1
+        if self.fuel < 0:
+            raise OutOfFuel
+
+    def _statement(self, statement: ir.Stmt, world: World, flow: Flow) -> None:
+        handler = _STATEMENTS.get(type(statement))
+        if handler is not None:
+            handler(self, statement, world, flow)
+        else:
+            flow.fall.append(world)
+
+    def _evaluate(self, statement: ir.Evaluate, world: World, flow: Flow) -> None:
+        for value, after in self.eval(statement.value, world):
+            if not (isinstance(value, External) and value.dotted == _DEAD):
+                self.effects.discard(statement.value, value, after)
+                flow.fall.append(after)
+
+    def _assign(self, statement: ir.Assign, world: World, flow: Flow) -> None:
+        for value, after in self.eval(statement.value, world):
+            for target in statement.targets:
+                self.bind(target, value, after)
+            flow.fall.append(after)
+
+    def _augment(self, statement: ir.Augment, world: World, flow: Flow) -> None:
+        binary = ir.Binary(statement.at, statement.op, statement.target, statement.value)
+        for value, after in self.eval(binary, world):
+            target = statement.target
+            if isinstance(target, ir.Attr) and self.effects.changed(target, statement.op, after):
+                flow.fall.append(after)
+                continue
+            self.bind(target, value, after)
+            flow.fall.append(after)
+
+    def _return(self, statement: ir.Return, world: World, flow: Flow) -> None:
+        world.left = ((world.frame.module.path, statement.at), world.trail)
+        results: Results = [(NONE, world)] if statement.value is None else self.eval(statement.value, world)
+        flow.returned += results
+
+    def _continue(self, statement: ir.Continue, world: World, flow: Flow) -> None:
+        self.effects.left_out(self._tests[-1] if self._tests else None, statement.at, world)
+        world.left = ((world.frame.module.path, statement.at), world.trail)
+        flow.continued.append(world)
+
+    def _break(self, statement: ir.Break, world: World, flow: Flow) -> None:
+        flow.broken.append(world)
+
+    def _raise(self, statement: ir.Raise, world: World, flow: Flow) -> None:
+        """The path ends: a program that died shows no finding."""
+
+    def _assert(self, statement: ir.Assert, world: World, flow: Flow) -> None:
+        flow.fall += [after for true, after in self.decide(statement.test, world) if true]
+
+    def _scope(self, statement: ir.Scope, world: World, flow: Flow) -> None:
+        world.frame.shared.update(dict.fromkeys(statement.names, statement.kind))
+        flow.fall.append(world)
+
+    def _import(self, statement: ir.Import, world: World, flow: Flow) -> None:
+        if world.frame.function is not None:
+            for name, target in statement.bindings:
+                if name != "*":
+                    world.env[name] = self.bound(self.project.imported(world.frame.module, target), world)
+        flow.fall.append(world)
+
+    def _define(self, statement: ir.Function, world: World, flow: Flow) -> None:
+        frame = world.frame
+        if frame.function is not None:
+            world.env[statement.name] = Func(frame.module, statement, None, frame.env, frame.cls)
+        flow.fall.append(world)
+
+    def _class(self, statement: ir.Class, world: World, flow: Flow) -> None:
+        if world.frame.function is not None:
+            world.env[statement.name] = Type(project.ClassRef(world.frame.module, statement))
+        flow.fall.append(world)
+
+    def _delete(self, statement: ir.Delete, world: World, flow: Flow) -> None:
+        for target in statement.targets:
+            if isinstance(target, ir.Name):
+                world.env.pop(target.id, None)
+        flow.fall.append(world)
+
+    def _if(self, statement: ir.If, world: World, flow: Flow) -> None:
+        function = world.frame.function
+        calm = function is not None and self.heat.calm(function) and not self.heat.leaves(statement)
+        if calm or not (self.heat.forks(statement) or world.deciding.chosen_by(statement)):
+            self._cold_if(statement, world, flow)
+            return
+        self.unsteady = False
+        decided = self.decide(statement.test, world)
+        unsteady = self.unsteady
+        self._guards[-1] += unsteady
+        self._tests.append(statement.test)
+        for true, after in decided:
+            arm = self.block(statement.body if true else statement.orelse, [after])
+            flow.leave(arm)
+            flow.fall += arm.fall
+        self._tests.pop()
+        self._guards[-1] -= unsteady
+
+    def _cold_if(self, statement: ir.If, world: World, flow: Flow) -> None:
+        """An ``if`` that matters only for the names it assigns: no new paths, the names hold either value.
+
+        Of an arm one path stands for all, so nothing may be concluded from what was decided on it.
+        """
+        before = world.decided()
+        decided = self.decide(statement.test, world)
+        self._tests.append(statement.test)
+        arms = [self.block(statement.body if true else statement.orelse, [after]).fall for true, after in decided]
+        self._tests.pop()
+        ends = [after for arm in arms for after in arm[:1]]
+        if not ends:
+            return
+        first = ends[0]
+        for other in ends[1:]:
+            if first.state != other.state:
+                flow.fall.append(other)
+                continue
+            first.absorb(other)
+        if len(decided) > 1:
+            first.retain(before)
+        flow.fall.append(first)
+
+    def _for(self, statement: ir.For, world: World, flow: Flow) -> None:
+        for iterable, after in self.eval(statement.iterable, world):
+            known = self.known_items(iterable)
+            cold = known is None and not self.heat.matters(statement.body)  # nothing is left over for a second round
+            rounds = range((1 if cold else 2) if known is None else len(known))
+            begins = [self._binder(statement, iterable, known, number) for number in rounds]
+            counted = iterable.base if isinstance(iterable, Method) and iterable.name == "range" else None
+            self.boundaries.window(statement, counted, (*self._loops, statement.at))
+            self._loop(statement, after, begins, flow)
+
+    def _binder(
+        self, statement: ir.For, iterable: Value, known: list[Value] | None, number: int
+    ) -> Callable[[World], list[World]]:
+        def begin(world: World) -> list[World]:
+            item = self.element(iterable, number, world) if known is None else known[number]
+            self.bind(statement.target, item, world)
+            if known is None and number:
+                self._count_on(statement, world)
+            return [world]
+
+        return begin
+
+    def _while(self, statement: ir.While, world: World, flow: Flow) -> None:
+        def begin(inner: World) -> list[World]:
+            return [after for true, after in self.decide(statement.test, inner) if true]
+
+        def later(inner: World) -> list[World]:
+            self._count_on(statement, inner)
+            return begin(inner)
+
+        self._loop(statement, world, [begin, later], flow)
+
+    def _count_on(self, loop: ir.For | ir.While, world: World) -> None:
+        """The second round stands for all later ones: what the loop counts by hand is any number by then."""
+        counts = [each for each in statements(loop.body) if isinstance(each, ir.Augment) and each.op in ("+", "-")]
+        for target in (each.target for each in counts):
+            value = self.lookup(target.id, world) if isinstance(target, ir.Name) else NONE
+            if isinstance(target, ir.Name) and isinstance(value, Literal) and value.kind in ("int", "float"):
+                key = f"{tag(world.frame.module.path)}:{target.id} counted {loop.at}"
+                self.bind(target, Symbol(key, target.id, volatile=True), world)
+
+    def _loop(
+        self,
+        statement: ir.For | ir.While,
+        world: World,
+        rounds: list[Callable[[World], list[World]]],
+        flow: Flow,
+    ) -> None:
+        """Walk the body once for every round; what is left over from one iteration meets the next."""
+        outer, depth, current, done = world.stamp, len(world.rounds), [world], list[World]()
+        decided = frozenset(world.flags)
+        for number, begin in enumerate(rounds):
+            starts = []
+            for each in current:
+                each.stamp, each.rounds = (*outer, number), (*each.rounds[:depth], each.trail)
+                starts += begin(each)
+            self._guards.append(0)
+            self._loops.append(statement.at)
+            body = self.block(statement.body, starts)
+            self._loops.pop()
+            self._guards.pop()
+            flow.returned += body.returned
+            done += body.broken
+            current = [*body.fall, *body.continued]
+            for each in current:
+                self._iteration_end(statement, each)
+            current = merge(current)
+        if statement.orelse and current:
+            final = self.block(statement.orelse, current)
+            flow.leave(final)
+            current = final.fall
+        for each in (*current, *done):
+            each.stamp, each.rounds = outer, each.rounds[:depth]
+        left = settle_volatile([*current, *done], decided)
+        for each in left:
+            self.boundaries.waits(statement, True, each)
+        flow.fall += merge(left)
+
+    def _iteration_end(self, statement: ir.For | ir.While, world: World) -> None:
+        """A loop's round is a training iteration when it trained and no loop inside it has ended one since."""
+        if not _trained(world):
+            return
+        self.boundaries.waits(statement, False, world)
+        missed = self.boundaries.missed(world)
+        place, early = (world.frame.module.path, statement.at), False
+        if world.left is not None and world.left[1] is world.trail:
+            place, early = world.left[0], True
+        self.emit(world, events.Event(events.Kind.ITERATION_END, early=early, boundaries=missed), place[1], place[0])
+
+    def _with(self, statement: ir.With, world: World, flow: Flow) -> None:
+        self._enter(statement, 0, world, flow)
+
+    def _enter(self, statement: ir.With, index: int, world: World, flow: Flow) -> None:
+        """Enter the contexts from ``index`` on, then the body; leave them on every way out."""
+        if index == len(statement.items):
+            inner = self.block(statement.body, [world])
+            flow.leave(inner)
+            flow.fall += inner.fall
+            return
+        context, target = statement.items[index]
+        if self._manager(statement, index, world, flow):
+            return
+        for value, after in self.eval(context, world):
+            inner = Flow()
+            depth = len(after.state.regions)
+            entered = self.effects.enter(value, statement.at, after)
+            if target is not None:
+                self.bind(target, entered, after)
+            self._enter(statement, index + 1, after, inner)
+            for left in _all(inner):
+                self.effects.leave(value, statement.at, left, depth)
+            flow.leave(inner)
+            flow.fall += inner.fall
+
+    def _manager(self, statement: ir.With, index: int, world: World, flow: Flow) -> bool:
+        """``with`` over a generator of the project: its body runs, ours where it yields."""
+        context = statement.items[index][0]
+        if not isinstance(context, ir.Call):
+            return False
+        found = [value for value, _ in self.eval(context.func, world.fork())]
+        func = found[0] if len(found) == 1 else None
+        if not isinstance(func, Func) or not func.function.is_generator or not self.heat.function(func.function):
+            return False
+        depth, inner = len(world.frames), Flow()
+
+        def resume(at_yield: World) -> list[World]:
+            mine = at_yield.frames[depth:]
+            at_yield.frames = at_yield.frames[:depth]
+            part = Flow()
+            self._enter(statement, index + 1, at_yield, part)
+            for each in part.fall:
+                each.frames = [*each.frames, *(frame.copy() for frame in mine)]
+            inner.leave(part)
+            return part.fall
+
+        self._yielding.append(resume)
+        args = self.arguments(context.args, world)
+        ends = [after for values, named, w in args for _, after in self.follow(func, context.at, values, named, w)]
+        self._yielding.pop()
+        flow.leave(inner)
+        flow.fall += ends
+        return True
+
+    def _try(self, statement: ir.Try, world: World, flow: Flow) -> None:
+        handled = [h for h in statement.handlers if self.heat.matters(h.body)]
+        before = world.fork() if handled else world
+        tried, inner = self.block(statement.body, [world]), Flow()
+        inner.leave(tried)
+        after = self.block(statement.orelse, tried.fall)
+        inner.leave(after)
+        inner.fall += after.fall
+        for handler in handled:
+            start = before.fork()
+            if handler.name:
+                start.env[handler.name] = Symbol(f"exception {handler.at}", volatile=True)
+            caught = self.block(handler.body, [start])
+            inner.leave(caught)
+            inner.fall += caught.fall
+        if statement.final:
+            inner = self._finally(statement.final, inner)
+        flow.leave(inner)
+        flow.fall += merge(inner.fall)
+
+    def _finally(self, final: tuple[ir.Stmt, ...], inner: Flow) -> Flow:
+        done = Flow()
+        for name in ("fall", "broken", "continued"):
+            end = self.block(final, getattr(inner, name))
+            done.leave(end)
+            getattr(done, name).extend(end.fall)
+        for value, world in inner.returned:
+            done.returned += [(value, each) for each in self.block(final, [world]).fall]
+        return done
+
+    def _match(self, statement: ir.Match, world: World, flow: Flow) -> None:
+        for subject, after in self.eval(statement.subject, world):
+            rest = [after]
+            for names, pattern, _, body in statement.cases:
+                taken, missed = list[World](), list[World]()
+                for each in rest:
+                    test = Condition(short(f"case {key_of(subject)} {pattern!r} {statement.at}"), volatile=True)
+                    if pattern is not None:
+                        for constant, _ in self.eval(pattern, each.fork())[:1]:
+                            equal = equality(subject, constant)
+                            test = equal if isinstance(equal, Condition) else test
+                    for true, side in [(True, each)] if pattern is None and not names else split(each, test):
+                        (taken if true else missed).append(side)
+                for each in taken:
+                    each.env.update(dict.fromkeys(names, subject))
+                arm = self.block(body, taken)
+                flow.leave(arm)
+                flow.fall += arm.fall
+                rest = missed
+            flow.fall += rest
+
+
+_TRAINING = frozenset({events.Kind.BACKWARD, events.Kind.UNSCALE, events.Kind.STEP, events.Kind.UPDATE})
+
+
+def _trained(world: World) -> bool:
+    """Whether gradients were made or used since the innermost loop's round, or the last iteration, began."""
+    step, start = world.trail, world.rounds[-1]
+    while step is not None and step is not start and step.event.kind is not events.Kind.ITERATION_END:
+        if step.event.kind in _TRAINING:
+            return True
+        step = step.previous
+    return False
+
+
+def _all(flow: Flow) -> Iterator[World]:
+    yield from flow.fall
+    yield from flow.broken
+    yield from flow.continued
+    yield from (world for _, world in flow.returned)
+
+
+_STATEMENTS: dict[type, Callable[..., None]] = {
+    ir.Evaluate: Walker._evaluate,
+    ir.Assign: Walker._assign,
+    ir.Augment: Walker._augment,
+    ir.Return: Walker._return,
+    ir.Continue: Walker._continue,
+    ir.Break: Walker._break,
+    ir.Raise: Walker._raise,
+    ir.Assert: Walker._assert,
+    ir.Scope: Walker._scope,
+    ir.Import: Walker._import,
+    ir.Function: Walker._define,
+    ir.Class: Walker._class,
+    ir.Delete: Walker._delete,
+    ir.If: Walker._if,
+    ir.For: Walker._for,
+    ir.While: Walker._while,
+    ir.With: Walker._with,
+    ir.Try: Walker._try,
+    ir.Match: Walker._match,
+}

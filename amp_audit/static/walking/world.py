@@ -1,0 +1,417 @@
+"""One path through the code: what names hold, what the state machine says, which conditions were decided.
+
+Worlds are copied where paths fork and merged where they agree again. A condition that was decided stays decided, so a
+flag that governs several branches takes the same arm in all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from amp_audit.hazards import Trail
+from amp_audit.state import State, join
+from amp_audit.static.source import ir
+from amp_audit.static.walking.deciding import Deciding
+from amp_audit.static.walking.values import (
+    Condition,
+    External,
+    Func,
+    Instance,
+    Items,
+    Literal,
+    Optimizer,
+    Package,
+    Parameters,
+    Region,
+    Scale,
+    Scaler,
+    Scheduler,
+    StateDict,
+    Symbol,
+    Table,
+    Tensor,
+    Type,
+    Value,
+    key_of,
+    options,
+    short,
+)
+
+if TYPE_CHECKING:
+    from amp_audit.static.binding.project import ClassRef
+
+K = TypeVar("K")
+Place = tuple[str, int]
+"""A module's path and an ordinal in it."""
+
+MAX_CASES = 8
+Case = frozenset[tuple[str, bool]]
+"""Conditions that were decided together."""
+
+_ALWAYS_TRUE = (Scaler, Optimizer, Scheduler, Region, Instance, Func, Type, Package, External, StateDict, Parameters)
+
+
+@dataclass(slots=True)
+class Limits:
+    """How many paths are followed side by side; ``cut``: how many there were beyond that, and were not."""
+
+    width: int = 64
+    cut: int = 0
+
+
+@dataclass(slots=True)
+class Frame:
+    """The names of one call of a function, or of a module's own code (``function`` is None).
+
+    ``cls`` is the class whose method runs, ``shared`` the names declared global or nonlocal.
+    """
+
+    module: ir.Module
+    function: ir.Function | None = None
+    env: dict[str, Value] = field(default_factory=dict)
+    cls: ClassRef | None = None
+    shared: dict[str, str] = field(default_factory=dict)
+    calls: tuple[int, ...] = ()
+
+    def copy(self) -> Frame:
+        return Frame(self.module, self.function, dict(self.env), self.cls, dict(self.shared), self.calls)
+
+
+@dataclass(slots=True)
+class World:
+    """``heap``: attributes of instances and of symbols; ``globals``: module-level names by (path, name).
+
+    ``stamp`` names the iteration of the loops around, ``no_grad`` counts entered no_grad regions, ``veiled`` contexts
+    that may be anything. ``left`` is the last
+    early return or continue, with the trail as it was there; ``rounds`` are the trails where each loop's round began.
+    ``dead``: torch has refused a call, and the program with it. ``cases``: where paths have met, what each of them had
+    decided; one of these holds (none: nothing is known). Thus ``if a and b`` takes the same arm the next time, though
+    it was false on one path for want of a and on the other for want of b. ``deciding`` are the names whose truth may
+    choose a path that matters. ``limits`` is one for all paths of an entry.
+    """
+
+    frames: list[Frame] = field(default_factory=list)
+    heap: dict[tuple[Hashable, str], Value] = field(default_factory=dict)
+    globals: dict[tuple[str, str], Value] = field(default_factory=dict)
+    state: State = field(default_factory=State)
+    flags: dict[str, bool] = field(default_factory=dict)
+    trail: Trail[Place] | None = None
+    stamp: tuple[int, ...] = ()
+    no_grad: int = 0
+    veiled: int = 0
+    left: tuple[Place, Trail[Place] | None] | None = None
+    rounds: tuple[Trail[Place] | None, ...] = ()
+    dead: bool = False
+    cases: tuple[Case, ...] = ()
+    deciding: Deciding = field(default_factory=Deciding)
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def frame(self) -> Frame:
+        return self.frames[-1]
+
+    def identity(self, at: int) -> Hashable:
+        """What is built here, told from what the same code builds in another round or for another caller."""
+        return (self.frame.module.path, at, self.stamp, self.frame.calls)
+
+    @property
+    def env(self) -> dict[str, Value]:
+        return self.frames[-1].env
+
+    def fork(self) -> World:
+        return World(
+            [frame.copy() for frame in self.frames],
+            dict(self.heap),
+            dict(self.globals),
+            self.state,
+            dict(self.flags),
+            self.trail,
+            self.stamp,
+            self.no_grad,
+            self.veiled,
+            self.left,
+            self.rounds,
+            self.dead,
+            self.cases,
+            self.deciding,
+            self.limits,
+        )
+
+    def standing(self) -> Hashable:
+        """What the state machine says, without what happened at all."""
+        state = self.state
+        known = (state.owners, state.phases, state.left, state.links, state.scalers, state.stepped_by, state.regions)
+        return (
+            known,
+            state.whole,
+            state.reads,
+            state.stepped,
+            state.trained,
+            self.stamp,
+            self.no_grad,
+            len(self.frames),
+        )
+
+    def like(self, other: World) -> bool:
+        """Whether two worlds differ only in decided conditions, in the way here and in what is only data."""
+        return (
+            all(_alike(a.env, b.env, self.deciding.local(a.function)) for a, b in zip(self.frames, other.frames))
+            and _alike(self.heap, other.heap, self.deciding.attributes)
+            and _alike(self.globals, other.globals, self.deciding.globals)
+        )
+
+    def absorb(self, other: World) -> None:
+        """Take in a world that is like this one: what differs becomes either of both."""
+        self.state = replace(self.state, ever=self.state.ever | other.state.ever)
+        common = {key: value for key, value in self.flags.items() if other.flags.get(key) is value}
+        self.cases = simplified({*self._beyond(common), *other._beyond(common)})
+        self.flags = common
+        for mine, theirs in zip(self.frames, other.frames):
+            blend(mine.env, theirs.env)
+        blend(self.heap, other.heap)
+        blend(self.globals, other.globals)
+
+    def decided(self) -> frozenset[str]:
+        """The conditions of which something is known."""
+        return frozenset(self.flags).union(key for case in self.cases for key, _ in case)
+
+    def retain(self, known: frozenset[str]) -> None:
+        """Forget all conditions but those that are ``known``."""
+        self.flags = {key: value for key, value in self.flags.items() if key in known}
+        if self.cases:
+            self.cases = simplified({frozenset(item for item in case if item[0] in known) for case in self.cases})
+
+    def _beyond(self, common: dict[str, bool]) -> Iterator[Case]:
+        """What this path knows besides what is common."""
+        own = frozenset(item for item in self.flags.items() if item[0] not in common)
+        return (case | own for case in self.cases or (frozenset(),))
+
+    def condition_key(self, condition: Condition) -> str:
+        return f"{condition.key}@{self.stamp}" if condition.volatile else condition.key
+
+    def known(self, condition: Condition) -> bool | None:
+        """How a condition was decided on this path, if it was."""
+        key = self.condition_key(condition)
+        found = told(key, self.flags)
+        if found is None and self.cases:
+            found = self._agreed(key)
+        return None if found is None else found is not condition.negated
+
+    def _agreed(self, key: str) -> bool | None:
+        """What all cases say of a condition."""
+        said = {told(key, {**self.flags, **dict(case)}) for case in self.cases}
+        return said.pop() if len(said) == 1 else None
+
+    def decide(self, condition: Condition, truth: bool) -> None:
+        key, value = self.condition_key(condition), truth is not condition.negated
+        self.flags[key] = value
+        if self.cases:
+            self.cases = tuple(case for case in self.cases if told(key, dict(case)) is not (not value))
+            if len(self.cases) == 1:
+                self.flags.update(self.cases[0])
+                self.cases = ()
+
+
+def told(key: str, decided: Mapping[str, bool]) -> bool | None:
+    """What decided conditions say of one: itself, None-ness and truth, and equality with other constants."""
+    found = decided.get(key)
+    if found is not None:
+        return found
+    if key.endswith(" is None"):
+        return False if decided.get(key.removesuffix(" is None")) else None
+    if decided.get(f"{key} is None"):
+        return False
+    subject, wanted = options(key)
+    return _among(subject, wanted, decided) if subject else None
+
+
+def _among(subject: str, wanted: frozenset[str], decided: Mapping[str, bool]) -> bool | None:
+    """Whether a value is one of some, by what has been decided of the values it is among, or is not."""
+    possible: frozenset[str] | None = None
+    excluded = frozenset[str]()
+    for name, value in decided.items():
+        other, values = options(name) if name.startswith(subject) else ("", frozenset())
+        if other == subject and value:
+            possible = values if possible is None else possible & values
+        elif other == subject:
+            excluded |= values
+    if possible is None:
+        return False if wanted <= excluded else None
+    left = possible - excluded
+    return True if left and left <= wanted else False if left.isdisjoint(wanted) else None
+
+
+def split(world: World, value: Value) -> list[tuple[bool, World]]:
+    """The truth of a value: one world when it is known, else two, each with the condition decided."""
+    condition = truth_of(value)
+    if isinstance(condition, bool):
+        return [(condition, world)]
+    known = world.known(condition)
+    if known is not None:
+        return [(known, world)]
+    other = world.fork()
+    world.decide(condition, True)
+    other.decide(condition, False)
+    return [(True, world), (False, other)]
+
+
+def truth_of(value: Value) -> bool | Condition:
+    if isinstance(value, Literal):
+        return bool(value.value)
+    if isinstance(value, Condition):
+        return value
+    if isinstance(value, _ALWAYS_TRUE):
+        return True
+    if isinstance(value, Items):
+        return bool(value.items)
+    if isinstance(value, Table) and not value.open:
+        return bool(value.items)
+    if isinstance(value, Symbol):
+        return Condition(value.key, volatile=value.volatile)
+    return Condition(short(f"truth of {key_of(value)}"), volatile=True)
+
+
+def merge(worlds: Iterable[World]) -> list[World]:
+    """Worlds that agree in all but decided conditions become one. Of those that are still too many, some go on: first
+    one for each state of the protocol, then further ones of each. A path that goes on is a real one, whatever is left.
+    """
+    kept: dict[Hashable, list[World]] = {}
+    for world in worlds:
+        group = kept.setdefault(world.standing(), [])
+        same = next((other for other in group if other.like(world)), None)
+        if same is None:
+            group.append(world)
+        else:
+            same.absorb(world)
+    merged = [world for group in kept.values() for world in group]
+    limits = merged[0].limits if merged else Limits()
+    if len(merged) <= limits.width:
+        return merged
+    limits.cut += len(merged) - limits.width
+    turns = itertools.zip_longest(*kept.values())
+    return [world for turn in turns for world in turn if world is not None][: limits.width]
+
+
+def simplified(cases: set[Case]) -> tuple[Case, ...]:
+    """Cases that tell: two that differ in the truth of one condition only are one without it, and what is left open by
+    one of them, or has too many sides, is not known.
+    """
+    while pair := next(_opposed(cases), None):
+        case, item = pair
+        cases = (cases - {case, (case - {item}) | {(item[0], not item[1])}}) | {case - {item}}
+    return tuple(cases) if len(cases) <= MAX_CASES and frozenset() not in cases else ()
+
+
+def _opposed(cases: set[Case]) -> Iterator[tuple[Case, tuple[str, bool]]]:
+    """A case, and a condition in it whose other side stands in an otherwise equal one."""
+    for case in cases:
+        for item in case:
+            if (case - {item}) | {(item[0], not item[1])} in cases:
+                yield case, item
+
+
+def settle_volatile(worlds: list[World], before: frozenset[str]) -> list[World]:
+    """At the end of a loop: worlds that differ only in conditions that change from round to round become one.
+
+    Which of these conditions held last is not known after the loop, so nothing may be concluded from it. ``before``
+    are the conditions decided before the loop, which stay.
+    """
+    alike: dict[Hashable, list[World]] = {}
+    for world in worlds:
+        world.flags = {key: value for key, value in world.flags.items() if "@" not in key or key in before}
+        lasting = {frozenset(item for item in case if "@" not in item[0]) for case in world.cases}
+        world.cases = simplified(lasting)
+        alike.setdefault(frozenset(world.flags.items()), []).append(world)
+    return [group[0] if len(group) == 1 else melt(group) for group in alike.values()]
+
+
+def melt(worlds: list[World]) -> World:
+    """One world that knows only what all of them share."""
+    first, *rest = worlds
+    melted = first.fork()
+    for world in rest:
+        melted.state = join(melted.state, world.state)
+        for mine, other in zip(melted.frames, world.frames):
+            mine.env = _shared(mine.env, other.env)
+        melted.heap = _shared(melted.heap, world.heap)
+        melted.globals = _shared(melted.globals, world.globals)
+        melted.cases = ()
+        melted.flags = {key: value for key, value in melted.flags.items() if world.flags.get(key) is value}
+    return melted
+
+
+def _shared(one: dict[K, Value], two: dict[K, Value]) -> dict[K, Value]:
+    return {key: either(value, two[key]) if key in two else value for key, value in one.items()}
+
+
+def blend(mine: dict[K, Value], other: dict[K, Value]) -> None:
+    """Names that hold different things in two worlds hold either in ``mine``."""
+    for key, value in other.items():
+        own = mine.get(key)
+        if own is None:
+            mine[key] = value
+        elif own is not value:
+            mine[key] = either(own, value)
+
+
+def _alike(one: dict[K, Value], two: dict[K, Value], deciding: frozenset[str] | None) -> bool:
+    """Whether names hold the same but for data: identities, what carries a scale, switches that choose a path."""
+    for name, value in one.items():
+        other = two.get(name)
+        if other is value:
+            continue
+        telling = _tells(name, value, deciding) or (other is not None and _tells(name, other, deciding))
+        if telling and (other is None or _outline(value) != _outline(other)):
+            return False
+    return not any(_tells(name, value, deciding) for name, value in two.items() if name not in one)
+
+
+def _tells(key: Hashable, value: Value, deciding: frozenset[str] | None) -> bool:
+    if _is_data(value):
+        return False
+    if deciding is None or not isinstance(value, (Literal, Condition)):
+        return True
+    name = key[-1] if isinstance(key, tuple) else key
+    return name in deciding or (isinstance(name, str) and name.startswith(("#", "[")))
+
+
+def _outline(value: Value) -> Value:
+    """A tensor without what it leads back to and its divisors, which are joined where worlds meet."""
+    return (
+        replace(value, owners=frozenset(), divided=frozenset(), ran=frozenset()) if isinstance(value, Tensor) else value
+    )
+
+
+def _is_data(value: Value) -> bool:
+    if isinstance(value, Symbol):
+        return True
+    if isinstance(value, Literal):
+        return value.kind in ("int", "float", "str") and value.value != 0
+    if isinstance(value, Tensor):
+        return value.scaled is None and value.dtype is None and not value.doubt and not value.leaf
+    if isinstance(value, Items):
+        return all(map(_is_data, value.items))
+    if isinstance(value, Scale):
+        return True
+    return isinstance(value, Table) and all(_is_data(item) for _, item in value.items)
+
+
+def either(one: Value, two: Value) -> Value:
+    """A value that may be either of two: what they have in common, else something unknown."""
+    if one == two:
+        return one
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        doubt = one.doubt or two.doubt or one.scaled != two.scaled
+        same = one.dtype == two.dtype
+        return Tensor(
+            one.owners | two.owners,
+            one.dtype if same else None,
+            None if doubt else one.scaled,
+            doubt,
+            divided=one.divided | two.divided,
+            ran=one.ran | two.ran,
+        )
+    return Symbol(short(f"either({key_of(one)},{key_of(two)})"))
