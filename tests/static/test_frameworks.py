@@ -77,3 +77,46 @@ def test_deepspeed_engines(tmp_path: Path, step: str, marked: list[int]) -> None
         f"def train(x):\n    loss = engine(x).mean()\n    {step}\n"
     )
     assert lines(tmp_path, "AMP805", source) == marked
+
+
+SWITCHED = """
+import torch
+from accelerate import Accelerator
+
+class Trainer:
+    def __init__(self, args, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+        self.accelerator = Accelerator(mixed_precision="fp16") if args.accelerate else None
+        {prepare}
+
+    def step(self, args, x):
+        loss = self.model(x).mean()
+        {step}
+        self.optimizer.step()
+"""
+PREPARE = "self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)"
+
+
+EITHER = "{}: self.accelerator.backward(loss)\n        else: loss.backward()"
+OWN = "if args.twice: loss.backward(retain_graph=True)\n        else: loss.backward()"
+
+
+@pytest.mark.parametrize(
+    ("guard", "step", "is_bypassed"),
+    [
+        ("if args.accelerate: ", "loss.backward()", True),
+        ("if args.accelerate: ", "if args.other: loss.backward()", True),
+        ("if args.accelerate: ", "if args.accelerate: loss.backward()", True),
+        ("if args.accelerate: ", "if not args.accelerate: loss.backward()", False),
+        ("if not args.plain: ", "if args.plain: loss.backward()", False),
+        ("", "if not args.accelerate: loss.backward()", True),
+        ("", EITHER.format("if self.accelerator is not None"), False),
+        ("if args.accelerate: ", EITHER.format("if args.accelerate"), False),
+        ("", OWN, True),
+    ],
+)
+def test_a_backward_where_there_is_no_accelerator_goes_past_none(
+    tmp_path: Path, guard: str, step: str, is_bypassed: bool
+) -> None:
+    source = SWITCHED.format(prepare=guard + PREPARE, step=step)
+    assert bool(findings(tmp_path, "AMP803", source)) is is_bypassed

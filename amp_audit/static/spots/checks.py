@@ -10,13 +10,15 @@ from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.binding.project import Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import bodies, expressions, walk
+from amp_audit.static.source.traverse import bodies, dotted_text, expressions, walk
 from amp_audit.static.spots.prepared import Prepared, depends, graph_names, has_prepared, identities
 from amp_audit.static.spots.spaces import CLIPS, calls, method, own, spaces
 
 ACCELERATOR = ("accelerate.Accelerator",)
 
 _UNSCALED = frozenset({"no", "bf16", "fp8"})
+_THROUGH = frozenset({"backward", "clip_grad_norm_", "clip_grad_value_"})
+"""Methods of an accelerator that know of its loss scale."""
 
 
 # AMP108: SAM and its relatives
@@ -67,6 +69,7 @@ def accelerate_bypassed(
 def _prepared(around: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origins) -> Prepared:
     found = Prepared()
     for where, body in around:
+        guards = _guards(body)
         for node in own(body):
             if (
                 not isinstance(node, ir.Assign)
@@ -83,6 +86,18 @@ def _prepared(around: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origin
             found.sure = found.sure and bool(made) and all(mode == "fp16" for mode in modes)
             found.steps = found.steps or any(_accumulates(call) for call, _ in made)
             found.keys |= {key for target in node.targets for key in identities(target, where)}
+            found.switches.add(guards.get(node.at))
+    return found
+
+
+def _guards(body: Sequence[ir.Stmt]) -> dict[int, tuple[str, bool]]:
+    """The assignments under a flag, with the flag and whether it is on there; of several the innermost."""
+    found: dict[int, tuple[str, bool]] = {}
+    for node in own(body):
+        switch = _switch(node.test) if isinstance(node, ir.If) else None
+        if isinstance(node, ir.If) and switch is not None:
+            for arm, side in ((node.body, True), (node.orelse, False)):
+                found.update({inner.at: (switch[0], switch[1] is side) for inner in own(arm)})
     return found
 
 
@@ -108,7 +123,10 @@ def _bypasses(
 ) -> Iterator[tuple[int, str]]:
     losses = graph_names(where, body, prepared)
     by_hand = any(method(call) == "unscale_gradients" for call in calls(body))
+    without = set(_without_accelerator(where, body, prepared, project))
     for call in calls(body):
+        if call.at in without:
+            continue
         name = project.qualified(where.module, call.func, where.scope)
         if method(call) == "backward" and isinstance(call.func, ir.Attr):
             if name is None and depends(call.func.base, where, prepared, losses):
@@ -117,6 +135,35 @@ def _bypasses(
             yield call.at, "torch's own clip sees gradients that still carry the accelerator's loss scale"
     if prepared.steps:
         yield from _unguarded_clips(body, where, origins, False)
+
+
+def _without_accelerator(where: Where, body: Sequence[ir.Stmt], prepared: Prepared, project: Project) -> Iterator[int]:
+    """The calls for a run that has no accelerator: in the arm opposite to one that calls its ``backward(loss)``, and
+    where the switch under which it prepares is off.
+    """
+    for node in own(body):
+        if not isinstance(node, ir.If):
+            continue
+        switch = _switch(node.test)
+        for arm, other, side in ((node.body, node.orelse, True), (node.orelse, node.body, False)):
+            off = switch is not None and prepared.switches == {(switch[0], switch[1] is not side)}
+            if off or any(_goes_through(call, where, project) for call in calls(other)):
+                yield from (call.at for call in calls(arm))
+
+
+def _goes_through(call: ir.Call, where: Where, project: Project) -> bool:
+    """Whether a call is ``accelerator.backward(loss)``, or its clip, by what it is given."""
+    given = bool(call.args) and call.args[0].keyword is None
+    return method(call) in _THROUGH and given and project.qualified(where.module, call.func, where.scope) is None
+
+
+def _switch(test: ir.Expr) -> tuple[str, bool] | None:
+    """The flag that a test asks for, and whether it asks for it to be on."""
+    if isinstance(test, ir.Unary) and test.op == "not":
+        inner = _switch(test.operand)
+        return None if inner is None else (inner[0], not inner[1])
+    is_chain = all(isinstance(part, (ir.Name, ir.Attr)) for part in walk(test))
+    return (dotted_text(test), True) if is_chain else None
 
 
 def _unguarded_clips(

@@ -20,13 +20,15 @@ _CUTS = frozenset(
 class Prepared:
     """What accelerators of a module prepare: the names, and attributes of ``self``, that hold it.
 
-    ``sure`` says whether loss scaling is on by a literal; otherwise it may be.
+    ``sure`` says whether loss scaling is on by a literal; otherwise it may be. ``switches``: the flags under which it
+    is prepared, and whether they are on then; None where there is none.
     """
 
     keys: set[tuple[object, str]] = field(default_factory=set)
     sure: bool = True
     steps: bool = False
     at: int = 0
+    switches: set[tuple[str, bool] | None] = field(default_factory=set)
 
 
 def identities(target: ir.Expr, where: Where) -> Iterator[tuple[object, str]]:
