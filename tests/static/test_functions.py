@@ -74,3 +74,35 @@ def test_what_counts_as_using_the_gradient(tmp_path: Path, backward: str, found:
 def test_without_a_scaler_it_is_a_guess(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, "AMP319", function("return x", "return x, None"))
     assert finding.confidence is Confidence.LOW
+
+
+CHECKPOINT = """
+import torch
+class Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, run, x):
+        ctx.run, ctx.x = run, x
+        with torch.no_grad():
+            return run(x)
+    @staticmethod
+    def backward(ctx, g):
+        with torch.enable_grad():
+            y = ctx.run(ctx.x.detach().requires_grad_())
+        torch.autograd.backward(y, g)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "marked"),
+    [
+        ("with torch.no_grad(), torch.autocast('cuda'):\n        return model(x)", []),
+        ("with torch.inference_mode(), torch.autocast('cuda'):\n        return model(x)", []),
+        ("with torch.autocast('cuda'):\n        return model(x)", [12]),
+        ("with torch.autocast('cuda'):\n        y = model(x)\n    y.sum().backward()", [12]),
+    ],
+)
+def test_where_autocast_is_for_sampling_alone_nothing_is_recomputed_in_it(
+    tmp_path: Path, body: str, marked: list[int]
+) -> None:
+    other = f"import torch\nfrom train import Again\ndef run(model, x):\n    {body}\n"
+    assert lines(tmp_path, "AMP707", CHECKPOINT, other=other) == marked

@@ -14,13 +14,15 @@ from amp_audit.static.source.traverse import expressions, statements, walk
 from amp_audit.static.spots.functions import FUNCTION
 
 _RESTORES = frozenset({"autocast", "custom_bwd", "is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype"})
+_TRAINS = frozenset({"backward", "GradScaler", "training_step", "manual_backward", "optimizer"})
+_NO_GRAPH = frozenset({"no_grad", "inference_mode"})
 
 
 def without_autocast(
     rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
 ) -> Iterator[RawFinding]:
-    """Calls of what forward kept, under ``enable_grad`` in backward, in programs that use autocast."""
-    if "enable_grad" not in module.words or not any("autocast" in each.words for each in project.modules.values()):
+    """Calls of what forward kept, under ``enable_grad`` in backward, in programs that may train under autocast."""
+    if "enable_grad" not in module.words or not any(map(_may_train, project.modules.values())):
         return
     for node in statements(module.body, into=True):
         if not isinstance(node, ir.Class) or node.words & _RESTORES:
@@ -31,6 +33,12 @@ def without_autocast(
         call = _run_again(backward) if backward is not None and not _restored(backward) else None
         if call is not None:
             yield RawFinding(rule, module.path, call.at, detector.message, Confidence.MEDIUM, detector.severity)
+
+
+def _may_train(module: ir.Module) -> bool:
+    """Whether a module may enter autocast to train: a script that samples in it alone has no backward."""
+    words = module.words
+    return "autocast" in words and (not words.isdisjoint(_TRAINS) or words.isdisjoint(_NO_GRAPH))
 
 
 def _restored(backward: ir.Function) -> bool:
