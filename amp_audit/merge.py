@@ -212,7 +212,7 @@ def _judged(read: Finding, run: Run, book: Rulebook) -> Finding:
     lacking = _lacking(rule, read.location, run)
     if lacking:
         return replace(read, verdict=Verdict.NOT_EXERCISED, note=f"the line ran, but {lacking}")
-    if not (rule.refutable and rule.runtime):
+    if not rule.refutable or not (rule.runtime or (rule.confirmed_by and _exercised(rule, read.location, run))):
         return read
     note = f"the line ran in {steps} of this run with all that the hazard needs, and it did not happen"
     return replace(read, verdict=Verdict.NOT_REPRODUCED, severity=read.severity.lowered, note=note)
@@ -237,6 +237,10 @@ def _lacking(rule: Rule, place: Location, run: Run) -> str:
     if rows and not any(_is_low(row) for row in rows):
         return "nothing at this line was computed in low precision"
     return elsewhere if differing else ""
+
+
+def _exercised(rule: Rule, place: Location, run: Run) -> bool:
+    return any(_exercises(row, rule) for row in run.at(place))
 
 
 def _is_low(row: OpRow) -> bool:

@@ -39,6 +39,7 @@ BOOK = Rulebook(
                  confirmed_severity="error"),
             rule("AMP501", refutable=True, static={"op": "add", "inputs": "float16"}, runtime={"op": "add"}),
             rule("AMP504", "warning", static={"op": "sum"}, confirmed_by=["AMP512"]),
+            rule("AMP505", "warning", refutable=True, static={"op": "sum"}, confirmed_by=["AMP512"]),
             rule("AMP512", runtime={"measure": "nonfinite"}),
             rule("AMP514", runtime={"measure": "lost"}),
             rule("AMP303", "warning", yields_to=["AMP302"], runtime={"event": "step"}),
@@ -159,6 +160,13 @@ def test_a_refutable_hazard_that_did_not_happen_is_one_severity_lower() -> None:
     result = one(found("AMP202"), run(5))
     assert (result.verdict, result.severity) == (Verdict.NOT_REPRODUCED, Severity.WARNING)
     assert result.note
+
+
+def test_what_a_measure_would_have_shown_did_not_happen_where_its_op_ran() -> None:
+    ran = one(found("AMP505"), run(ops={5: op("aten.sum.default", "float16")}))
+    assert (ran.verdict, ran.severity) == (Verdict.NOT_REPRODUCED, Severity.INFO)
+    assert one(found("AMP505"), run(5)).verdict is Verdict.STATIC  # the line ran, and what ran there is not known
+    assert one(found("AMP504"), run(ops={5: op("aten.sum.default", "float16")})).verdict is Verdict.STATIC
 
 
 def test_a_hazard_that_no_run_can_refute_stays_static() -> None:

@@ -106,3 +106,13 @@ def test_what_is_wrong_with_a_block_is_said(tmp_path: Path) -> None:
 def test_a_rule_may_be_ignored_in_several_blocks(tmp_path: Path) -> None:
     block = f"# amp-audit: ignore-begin[AMP101]\n{BAD}\n# amp-audit: ignore-end[AMP101]\n"
     assert found(run(tmp_path, f"{HEAD}{block}{BAD}\n{block}")) == [("AMP101", 5)]
+
+
+def test_brackets_that_are_never_closed_cost_nothing(tmp_path: Path) -> None:
+    result = run(tmp_path, f"{HEAD}x = 1  # amp-audit: ignore[AMP202\n{BAD}\n")
+    assert ("AMP101", 3) in found(result) and not result.coverage.files_failed
+
+
+def test_a_lone_carriage_return_ends_a_line(tmp_path: Path) -> None:
+    result = run(tmp_path, f"{HEAD}x = 1\r{BAD}  # amp-audit: ignore[AMP101]\ny = 2  # amp-audit: ignore[AMP202]\n")
+    assert found(result) == [("AMP002", 4)]

@@ -125,7 +125,7 @@ def _scan(text: str) -> tuple[list[tuple[int, int, str]], list[int]]:
     comments: list[tuple[int, int, str]] = []
     code: dict[int, None] = {}
     try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        for token in tokenize.generate_tokens(io.StringIO(text, newline=None).readline):
             if token.type == tokenize.COMMENT:
                 comments.append((token.start[0], token.start[1] + 1, token.string))
             elif token.type not in _NO_CODE:
@@ -167,7 +167,8 @@ def removal(directive: Directive, line: str) -> tuple[int, int | None] | None:
     if directive.rule is None or re.search(r"ignore-(?:begin|end)\s*\[[^\]]*\Z", head):
         return None
     opened = head.rfind("[") + 1
-    words = line[opened : line.index("]", directive.end_column - 1)]
+    closed = line.find("]", directive.end_column - 1)
+    words = line[opened : closed if closed >= 0 else None]
     if len([word for word in words.split(",") if word.strip()]) == 1:
         begin = head.rfind("#", 0, head.rfind(MARK))
         kept = line[:begin].rstrip()
