@@ -554,3 +554,29 @@ def train(args, model, optimizer, loader):
     assert "AMP213" in ids(
         source.replace('GradScaler() if args["precision"] == "half"', 'GradScaler() if args["precision"] != "half"')
     )
+
+
+@pytest.mark.parametrize(
+    ("gradient", "expected"),
+    [
+        ("scaler.scale(gradient)", set()),
+        ("gradient=scaler.scale(gradient)", set()),
+        ("gradient", {"AMP204"}),
+        ("retain_graph=True", {"AMP204"}),
+    ],
+)
+def test_a_backward_that_starts_with_a_scaled_gradient_is_scaled(gradient: str, expected: set[str]) -> None:
+    source = f"""
+    import torch
+    def fit(model, optimizer, head, loader, scaler):
+        for x in loader:
+            optimizer.zero_grad()
+            features = model(x)
+            gradient = head.gradient_of(features.detach())
+            features.backward({gradient})
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+    """
+    assert ids(source) & {"AMP204"} == expected

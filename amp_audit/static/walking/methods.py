@@ -281,7 +281,7 @@ class Methods(Ranks):
         self, tensor: Tensor, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Results:
         if name == "backward":
-            return self._backward(tensor, node, world)
+            return self._backward(tensor, node, world, _gradient(args, named))
         if name == "register_hook":
             self.hooked(tensor, args[0] if args else None, node.at, world)
         if name in ("detach", "item", "tolist", "numpy"):
@@ -296,9 +296,13 @@ class Methods(Ranks):
             return [(replace(tensor, divided=tensor.divided | {name}), world)]
         return [(self.result(tensor, node, [tensor, *args], named, world), world)]
 
-    def _backward(self, loss: Value, node: ir.Call, world: World) -> Results:
-        """``loss.backward()``: scaled when the loss carries the scale; unknown when its origin is not seen."""
+    def _backward(self, loss: Value, node: ir.Call, world: World, gradient: Tensor | None = None) -> Results:
+        """``loss.backward()``: scaled when the loss carries the scale, or the gradient it starts with; unknown when
+        its origin is not seen.
+        """
         losses = [item for item in inside(loss) if isinstance(item, Tensor)]
+        if gradient is not None and (gradient.scaled is not None or gradient.doubt):
+            losses = [replace(item, scaled=gradient.scaled, doubt=gradient.doubt) for item in losses or [Tensor()]]
         if losses:
             whole = together(losses, None)
             scaled = None if whole.doubt else whole.scaled is not None
@@ -327,7 +331,7 @@ class Methods(Ranks):
         base = self._base_of(callee, node.func)
         name = node.func.name
         if name == "backward" and self._is_loss(base, world):
-            return self._backward(base, node, world)
+            return self._backward(base, node, world, _gradient(args, named))
         if self.is_scaler(base, world) and name in _OF_SCALERS:
             return self._duck_scaler(base, name, node, args, named, world)
         if name in ("step", "zero_grad", "state_dict") and self.is_optimizer(base, world):
@@ -414,6 +418,12 @@ class Methods(Ranks):
 
     def _state_dict(self, name: str, of: str) -> Value | None:
         return StateDict(of) if name == "state_dict" else None
+
+
+def _gradient(args: list[Value], named: dict[str, Value]) -> Tensor | None:
+    """The tensor that a backward is given to start with, instead of 1."""
+    given = named.get("gradient") or (args[0] if args else None)
+    return given if isinstance(given, Tensor) else None
 
 
 def table_method(table: Table, name: str, args: list[Value]) -> Value | None:
