@@ -582,3 +582,24 @@ def test_a_backward_that_starts_with_a_scaled_gradient_is_scaled(gradient: str, 
         scaler.update()
     """
     assert ids(source) & {"AMP204", "AMP201"} == expected
+
+
+def test_what_init_leaves_none_and_code_uses_is_set_out_of_sight() -> None:
+    source = """
+    import torch
+    class Trainer:
+        def __init__(self):
+            self.scaler = torch.amp.GradScaler()
+            self.optimizer = self.network = None
+
+        def fit(self, loader):
+            for x in loader:
+                self.optimizer.zero_grad()
+                with torch.autocast("cuda"):
+                    loss = self.network(x).mean()
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+    """
+    assert ids(source) == set()
+    assert ids(source.replace("self.optimizer.zero_grad()", "pass")) == {"AMP223"}

@@ -218,8 +218,17 @@ class Evaluator(abc.ABC):
     def callee(self, node: ir.Attr, world: World) -> Results:
         results: Results = []
         for base, after in self.eval(node.base, world):
+            if base == NONE and isinstance(node.base, ir.Attr):
+                base = self._filled(node.base, after)
             results += self.attribute(base, node.name, dotted(node), node.at, after)
         return results
+
+    def _filled(self, place: ir.Attr, world: World) -> Value:
+        """What stands where ``__init__`` had put None, when the code uses it: something that is set out of sight."""
+        text = dotted(place)
+        value = Symbol(f"{tag(world.frame.module.path)}:{text or place.at}", text)
+        self.bind(place, value, world)
+        return value
 
     def attribute(self, base: Value, name: str, text: str, at: int, world: World) -> Results:
         """``base.name``; properties of project classes are followed."""
