@@ -39,7 +39,7 @@ def test_transformers(tmp_path: Path) -> None:
     (trace,) = callback.recording.traces
     assert trace.end is not None and (trace.end.steps, trace.end.reason) == (3, "finished")
     assert {row.inputs[0] for step in trace.steps for row in step.ops if row.op == "aten.addmm"} == {"bfloat16"}
-    assert callback.recording.findings == ()
+    assert {finding.rule for finding in callback.recording.findings} <= {"AMP003"}  # what was not observed
 
 
 def test_lightning(tmp_path: Path) -> None:
