@@ -253,6 +253,8 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
         wiped=gradients.wiped_late(held, event),
         mixed=_is_mixed(state),
     )
+    if facts["consumed"] and _is_another(state, event):
+        facts["gradients"] = "unknown"
     if event.via is Via.SCALER:
         facts.update(phase=_phase(state, event), left=_left(state, event))
         _doubt_unscaled(state, event, facts)
@@ -272,6 +274,14 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
     spent = replace(spent, stepped_by=put(spent.stepped_by, event.optimizer, event.scaler))
     spent = replace(spent, stepped=(event.loops, event.skipped))
     return _checked(spent, event, "stepped", facts)
+
+
+def _is_another(state: State, event: Event) -> bool:
+    """Whether an optimizer of which nothing is known steps, where a scaler has stepped others: it may have parameters
+    of its own, whose gradients none of them has used.
+    """
+    unknown = not event.owners and event.optimizer is not None and get(state.links, event.optimizer) is None
+    return unknown and bool(state.stepped_by) and get(state.stepped_by, event.optimizer) is None
 
 
 def _same_site(state: State, one: Id, two: Id | None) -> bool:

@@ -603,3 +603,23 @@ def test_what_init_leaves_none_and_code_uses_is_set_out_of_sight() -> None:
     """
     assert ids(source) == set()
     assert ids(source.replace("self.optimizer.zero_grad()", "pass")) == {"AMP223"}
+
+
+@pytest.mark.parametrize(("stepped", "expected"), [("head_optimizer", set()), ("optimizer", {"AMP203"})])
+def test_another_optimizer_may_step_what_the_scaler_has_not(stepped: str, expected: set[str]) -> None:
+    source = f"""
+    import torch
+    def fit(model, head, optimizer, head_optimizer, loader):
+        scaler = torch.amp.GradScaler()
+        for x in loader:
+            optimizer.zero_grad()
+            head_optimizer.zero_grad()
+            with torch.autocast("cuda"):
+                loss = model(x).mean()
+            scaler.scale(loss).backward()
+            head.backward_by_hand(x)
+            scaler.step(optimizer)
+            scaler.update()
+            {stepped}.step()
+    """
+    assert ids(source) & {"AMP203"} == expected
