@@ -27,7 +27,7 @@ from amp_audit.static.walking.world import Frame, Limits, Place, World, melt, me
 MAX_STARTS = 4
 
 
-WIDTHS = (64, 8, 2)
+WIDTHS = (64, 16, 4)
 """How many paths are followed side by side, in one attempt after the other, until an entry is walked to its end."""
 
 _SPOKEN = {

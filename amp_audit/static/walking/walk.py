@@ -34,13 +34,13 @@ from amp_audit.static.walking.values import (
 )
 from amp_audit.static.walking.world import Place, World, merge, settle_volatile, split
 
-FUEL = 25_000
+FUEL = 12_000
 """Statements walked for one entry at one width."""
 
-PROJECT_FUEL = 1_000_000
-"""Statements walked for all entries of a project: about a minute."""
+PROJECT_FUEL = 300_000
+"""Statements walked for all entries of a project: about twenty seconds."""
 
-LEAST_FUEL = 2_000
+LEAST_FUEL = 400
 """Statements that an entry gets even where the project has none left."""
 
 _DEAD = "builtins.exit"
