@@ -17,6 +17,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
     from amp_audit.integrations.transformers import AmpAudit
 
     class Model(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
