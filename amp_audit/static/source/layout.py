@@ -29,6 +29,7 @@ class Layout:
         self._children: dict[tuple[str, str], str | None] = {}
         self._files: dict[str, bool] = {}
         self._starts: dict[str, tuple[str, ...]] = {}
+        self._dotted: dict[str, str] = {}
         self._holds: dict[str, bool] = {}
         self.listed: dict[str, str] = {}
         """The listings of the folders that were searched."""
@@ -51,7 +52,12 @@ class Layout:
 
     def name(self, path: str) -> str:
         """The dotted name of a file or folder, from the top of its package; else from the root."""
-        path = os.path.abspath(path)
+        known = self._dotted.get(path)
+        if known is None:
+            known = self._dotted[path] = self._name(os.path.abspath(path))
+        return known
+
+    def _name(self, path: str) -> str:
         top = os.path.dirname(path)
         if not self.is_package(top):
             top = self.root if path.startswith(self.root + os.sep) else top
