@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from amp_audit import policy
+from amp_audit.static.binding.project import External
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.values import (
     ANY,
@@ -19,7 +20,6 @@ from amp_audit.static.dtypes.values import (
     DType,
     Dtypes,
     Either,
-    External,
     Info,
     Items,
     Many,

@@ -19,7 +19,6 @@ from amp_audit.static.dtypes.values import (
     Const,
     DType,
     Either,
-    External,
     Func,
     Items,
     Layer,
@@ -32,7 +31,6 @@ from amp_audit.static.dtypes.values import (
     Super,
     Table,
     Tensor,
-    Type,
     Value,
     element,
     extended,
@@ -122,7 +120,7 @@ class Calls(Evaluation):
             self.record.live_calls.add(func.id)
         if isinstance(func, Func):
             return self.follow(func, args, named, at)
-        if isinstance(func, Type):
+        if isinstance(func, project.ClassRef):
             return self._instantiate(func, args, named, at)
         if isinstance(func, Object):
             return self._call_object(func, args, named, at)
@@ -130,7 +128,7 @@ class Calls(Evaluation):
             return self.layer(func, [*args, *named.values()], at)
         if isinstance(func, Method):
             return self._call_method(func, args, named, at)
-        if isinstance(func, External):
+        if isinstance(func, project.External):
             return self._call_external(func.dotted, args, named, at)
         if isinstance(func, Opaque) and func.id:
             return self.called_out_of_sight(func, func.text, args, named, at)
@@ -199,8 +197,7 @@ class Calls(Evaluation):
             self.follow(replace(method, bound=found), args, named or {}, 0)
         return found
 
-    def _instantiate(self, func: Type, args: Sequence[Value], named: Named, at: int) -> Value:
-        cls = func.ref
+    def _instantiate(self, cls: project.ClassRef, args: Sequence[Value], named: Named, at: int) -> Value:
         if not self.is_module(cls) and not self._methods(cls):
             return Table(tuple((key, value) for key, value in named.items()))
         identity: tuple[Hashable, ...] = (self.path, at, cls.cls.at)

@@ -21,7 +21,6 @@ from amp_audit.static.dtypes.values import (
     Const,
     DType,
     Either,
-    External,
     Func,
     Info,
     Items,
@@ -30,13 +29,11 @@ from amp_audit.static.dtypes.values import (
     Method,
     Object,
     Opaque,
-    Package,
     Params,
     Region,
     Super,
     Table,
     Tensor,
-    Type,
     Value,
     element,
     extended,
@@ -172,17 +169,16 @@ class Evaluation(Models):
     def of_binding(self, binding: project.Binding, name: str = "") -> Value:
         """The value of a resolved name."""
         if isinstance(binding, project.External):
-            return torch_dtype(binding.dotted) or External(binding.dotted)
+            return torch_dtype(binding.dotted) or binding
+        if isinstance(binding, (project.ClassRef, project.ModuleRef)):
+            return binding
         if isinstance(binding, project.FunctionRef):
             return Func(binding.module, binding.function)
-        if isinstance(binding, project.ClassRef):
-            return Type(binding)
-        if isinstance(binding, project.ModuleRef):
-            return Package(binding.dotted, binding.module)
         if isinstance(binding, project.Alternatives):
             found = [self.of_binding(option, name) for option in binding.options]
             return next(
-                (one for one in found if isinstance(one, External) and one.dotted.startswith("torch.")), found[0]
+                (one for one in found if isinstance(one, project.External) and one.dotted.startswith("torch.")),
+                found[0],
             )
         if isinstance(binding, project.ValueRef):
             return self.run_module(binding.module).get(name, NOTHING)
@@ -216,12 +212,11 @@ class Evaluation(Models):
             return self._member(base, base.cls, name, base)
         if isinstance(base, Super):
             return self._above(base, name)
-        if isinstance(base, Type):
-            return self._member(base, base.ref, name, None)
-        if isinstance(base, External):
-            member = self.project.member(project.External(base.dotted), name)
-            return self.of_binding(member, name)
-        if isinstance(base, Package):
+        if isinstance(base, project.ClassRef):
+            return self._member(base, base, name, None)
+        if isinstance(base, project.External):
+            return self.of_binding(self.project.member(base, name), name)
+        if isinstance(base, project.ModuleRef):
             return self._of_package(base, name)
         if isinstance(base, Info):
             return info_attribute(base, name)
@@ -250,12 +245,12 @@ class Evaluation(Models):
         number = base.number or name.lower() in OPTIONS or name in _TENSOR_WORDS
         return part_of(base, Opaque((base.id, name), name, number=number), name)
 
-    def _of_package(self, base: Package, name: str) -> Value:
+    def _of_package(self, base: project.ModuleRef, name: str) -> Value:
         if base.module is not None:
             held = self.run_module(base.module).get(name)
             if held is not None:
                 return held
-        return self.of_binding(self.project.member(project.ModuleRef(base.dotted, base.module), name), name)
+        return self.of_binding(self.project.member(base, name), name)
 
     def _member(self, base: Value, cls: project.ClassRef, name: str, bound: Object | None) -> Value:
         if bound is not None and name in self.heap.get(bound.id, {}):
@@ -504,7 +499,9 @@ class Evaluation(Models):
 
     def _called_truth(self, node: ir.Call) -> bool | None:
         func = self.eval(node.func) if isinstance(node.func, (ir.Attr, ir.Name)) else None
-        name = func.dotted if isinstance(func, External) else func.function.name if isinstance(func, Func) else ""
+        name = (
+            func.dotted if isinstance(func, project.External) else func.function.name if isinstance(func, Func) else ""
+        )
         if name.endswith("is_autocast_enabled"):
             return self.live is not None if self.regions else None
         return False if name in _NEVER_EAGER else None

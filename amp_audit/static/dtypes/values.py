@@ -12,13 +12,11 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from amp_audit import policy
+from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
-
-if TYPE_CHECKING:
-    from amp_audit.static.binding.project import ClassRef
 
 UNKNOWN = "?"
 LOW = "low"
@@ -168,28 +166,6 @@ class Opaque:
     origin: Origin = ""
 
 
-@dataclass(frozen=True, slots=True)
-class External:
-    """A name of a library, canonical: ``torch.nn.functional.softmax``."""
-
-    dotted: str
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """A module of the project."""
-
-    dotted: str
-    module: ir.Module | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Type:
-    """A class of the project."""
-
-    ref: ClassRef
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Func:
     """A function of the project, perhaps bound; ``env`` holds the names of the function around it."""
@@ -280,8 +256,8 @@ Value: TypeAlias = (
     | Object
     | Opaque
     | External
-    | Package
-    | Type
+    | ModuleRef
+    | ClassRef
     | Func
     | Method
     | Super

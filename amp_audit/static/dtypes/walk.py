@@ -27,7 +27,6 @@ from amp_audit.static.dtypes.values import (
     Object,
     Region,
     Tensor,
-    Type,
     Value,
     element,
     extended,
@@ -216,7 +215,7 @@ class Walk(Calls):
         frame.env[node.name] = Func(frame.module, node, None, around, frame.cls)
 
     def _on_class(self, node: ir.Class) -> None:
-        self.frame.env[node.name] = Type(project.ClassRef(self.frame.module, node))
+        self.frame.env[node.name] = project.ClassRef(self.frame.module, node)
 
     def _on_if(self, node: ir.If) -> bool:
         known = self.truth(node.test)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 
+from amp_audit.static.binding.project import External
 from amp_audit.static.walking.values import (
     NONE,
     Condition,
-    External,
     Items,
     Literal,
     Method,

@@ -28,7 +28,6 @@ from amp_audit.static.walking.values import (
     Super,
     Symbol,
     Table,
-    Type,
     Value,
     label,
     short,
@@ -100,7 +99,7 @@ class Caller(Evaluator):
             return self._call_func(callee, node, args, named, world)
         if isinstance(callee, Partial):
             return self.call(callee.func, node, [*callee.args, *args], {**dict(callee.named), **named}, world)
-        if isinstance(callee, Type):
+        if isinstance(callee, project.ClassRef):
             return self._instantiate(callee, node, args, named, world)
         if isinstance(callee, Instance):
             return self._call_instance(callee, node, args, named, world)
@@ -194,9 +193,8 @@ class Caller(Evaluator):
             self.effects.leave(value, at, world, max(0, len(world.state.regions) - 1))
 
     def _instantiate(
-        self, cls: Type, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
+        self, ref: project.ClassRef, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Results:
-        ref = cls.ref
         special = self.effects.special_class(ref, node, args, named, world)
         if special is not None:
             return special

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind
 from amp_audit.state import forget, get, live_region, region_dtype
+from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
 from amp_audit.static.walking.boundaries import ACCUMULATION
 from amp_audit.static.walking.ducks import Ducks
@@ -16,21 +17,18 @@ from amp_audit.static.walking.hot import dotted
 from amp_audit.static.walking.lineage import FROZEN, UNCACHED, UNSEEN, computed_in, together, with_children
 from amp_audit.static.walking.values import (
     GRADIENT,
-    External,
     Func,
     Instance,
     Literal,
     Method,
     NoGrad,
     Optimizer,
-    Package,
     Parameters,
     Region,
     Scale,
     Scaler,
     Symbol,
     Tensor,
-    Type,
     Value,
     inside,
     is_volatile,
@@ -119,7 +117,7 @@ class Contexts(Ducks):
             world.heap[(base.id, target.name)] = _texted(value, target)
         elif isinstance(base, Symbol):
             world.heap[(base.key, target.name)] = _texted(value, target)
-        elif isinstance(base, Package) and base.module is not None:
+        elif isinstance(base, ModuleRef) and base.module is not None:
             world.globals[(base.module.path, target.name)] = value
 
     def descale(self, made: Value, scale: Scale, at: int, world: World) -> Value:
@@ -238,7 +236,7 @@ def _harmless(callee: Value) -> bool:
     """Whether code that is given a scaler does nothing with it: builtins, torch's own, what the project shows."""
     if isinstance(callee, External):
         return callee.dotted.startswith(("builtins.", "torch."))
-    return isinstance(callee, (Func, Type))
+    return isinstance(callee, (Func, ClassRef))
 
 
 def _texted(value: Value, target: ir.Attr) -> Value:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from amp_audit.static.binding.project import ClassRef, External
 from amp_audit.static.source import ir
 from amp_audit.static.walking.ducks import SCALER_NAME
 from amp_audit.static.walking.library import SCALERS, Library
 from amp_audit.static.walking.values import (
     NONE,
-    External,
     Literal,
     Method,
     NoGrad,
@@ -17,13 +17,11 @@ from amp_audit.static.walking.values import (
     Scaler,
     Symbol,
     Tensor,
-    Type,
     Value,
 )
 from amp_audit.static.walking.world import World
 
 if TYPE_CHECKING:
-    from amp_audit.static.binding.project import ClassRef
     from amp_audit.static.walking.evaluate import Results
 
 
@@ -53,7 +51,7 @@ class Effects(Library):
         if any(project.is_subclass(ref, name) for name in SCALERS):
             return self._new_scaler(node, named.get("enabled", Literal.of(True)), world)
         if project.is_subclass(ref, "torch.autograd.Function"):
-            return [(self.result(Type(ref), node, args, named, world), world)]
+            return [(self.result(ref, node, args, named, world), world)]
         return None
 
     def _steps_through_scaler(self, ref: ClassRef) -> bool:

@@ -21,19 +21,16 @@ from amp_audit.static.walking.values import (
     GRADIENT,
     NONE,
     Condition,
-    External,
     Func,
     Instance,
     Items,
     Literal,
     Method,
-    Package,
     Parameters,
     Super,
     Symbol,
     Table,
     Tensor,
-    Type,
     Value,
     extended,
     is_volatile,
@@ -157,14 +154,10 @@ class Evaluator(abc.ABC):
 
     def bound(self, binding: project.Binding, world: World, name: str = "") -> Value:
         """The value of a resolved name."""
-        if isinstance(binding, project.External):
-            return External(binding.dotted)
+        if isinstance(binding, (project.External, project.ClassRef, project.ModuleRef)):
+            return binding
         if isinstance(binding, project.FunctionRef):
             return Func(binding.module, binding.function)
-        if isinstance(binding, project.ClassRef):
-            return Type(binding)
-        if isinstance(binding, project.ModuleRef):
-            return Package(binding.dotted, binding.module)
         if isinstance(binding, project.Alternatives):
             return self.bound(_prefer(binding), world, name)
         if isinstance(binding, project.ValueRef):
@@ -232,14 +225,14 @@ class Evaluator(abc.ABC):
 
     def attribute(self, base: Value, name: str, text: str, at: int, world: World) -> Results:
         """``base.name``; properties of project classes are followed."""
-        if isinstance(base, External):
-            return [(self.bound(self.project.member(project.External(base.dotted), name), world, name), world)]
-        if isinstance(base, Package):
+        if isinstance(base, project.External):
+            return [(self.bound(self.project.member(base, name), world, name), world)]
+        if isinstance(base, project.ModuleRef):
             if base.module is not None and (base.module.path, name) in world.globals:
                 return [(world.globals[(base.module.path, name)], world)]
-            member = self.project.member(project.ModuleRef(base.dotted, base.module), name)
+            member = self.project.member(base, name)
             return [(self.bound(member, world, name), world)]
-        if isinstance(base, (Instance, Super, Type)):
+        if isinstance(base, (Instance, Super, project.ClassRef)):
             return self._member(base, name, text, at, world)
         if isinstance(base, Symbol):
             held = world.heap.get((base.key, name))
@@ -251,20 +244,22 @@ class Evaluator(abc.ABC):
             return [(Symbol(key, shown, base.volatile, base.param), world)]
         return [(self.effects.get_attribute(base, name, world), world)]
 
-    def _member(self, base: Instance | Super | Type, name: str, text: str, at: int, world: World) -> Results:
+    def _member(
+        self, base: Instance | Super | project.ClassRef, name: str, text: str, at: int, world: World
+    ) -> Results:
         bound = base.bound if isinstance(base, Super) else base
         if isinstance(base, Instance):
             held = world.heap.get((base.id, name))
             if held is not None:
                 return [(held, world)]
-        cls = base.ref if isinstance(base, Type) else base.cls
+        cls = base if isinstance(base, project.ClassRef) else base.cls
         found = self._class_member(cls, name, isinstance(base, Super)) if cls is not None else None
         if isinstance(found, project.FunctionRef) and cls is not None:
             owner = self._owner(cls, found)
             func = Func(found.module, found.function, None if _static(found.function) else bound, {}, owner)
-            if isinstance(base, Type) and not _classmethod(found.function):
+            if isinstance(base, project.ClassRef) and not _classmethod(found.function):
                 func = replace(func, bound=None)
-            if _property(found.function) and not isinstance(base, Type):
+            if _property(found.function) and not isinstance(base, project.ClassRef):
                 if not self.heat.function(found.function):
                     return [(Symbol(short(f"{key_of(bound)}.{name}"), text), world)]
                 return self.follow(func, at, [], {}, world)
@@ -522,7 +517,7 @@ def _asks_for_gradient(node: ir.Expr) -> bool:
 
 def _stage_test(op: str, left: Value, right: Value, world: World) -> Value | None:
     """A comparison of the scaler's own record of an optimizer with one of torch's stages, by what the path knows."""
-    stage = right.dotted.rpartition(".OptState.")[2] if isinstance(right, External) else ""
+    stage = right.dotted.rpartition(".OptState.")[2] if isinstance(right, project.External) else ""
     phases = {phase for _, phase in world.state.phases} or {"ready"}
     if stage not in ("READY", "UNSCALED", "STEPPED") or "_per_optimizer_states" not in key_of(left):
         return None

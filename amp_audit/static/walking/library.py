@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind
 from amp_audit.policy import DEFAULT_DTYPES
+from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import names_in, statements, walk
 from amp_audit.static.walking.contexts import NO_GRAD_NAMES
@@ -27,7 +28,6 @@ from amp_audit.static.walking.ranks import REPLICATED
 from amp_audit.static.walking.values import (
     NONE,
     Condition,
-    External,
     Func,
     Instance,
     Items,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from amp_audit.state import region_dtype
+from amp_audit.static.binding.project import External
 from amp_audit.static.walking.values import (
-    External,
     Instance,
     Literal,
     Method,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind, Via
 from amp_audit.state import LOW_PRECISION, get, region_dtype
+from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.walking.algebra import combine, descaled
 from amp_audit.static.walking.byhand import is_gradient, is_weights
@@ -29,7 +30,6 @@ from amp_audit.static.walking.ranks import Ranks
 from amp_audit.static.walking.values import (
     NONE,
     Condition,
-    External,
     Func,
     Instance,
     Items,

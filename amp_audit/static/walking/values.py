@@ -6,12 +6,10 @@ import functools
 import hashlib
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
-
-if TYPE_CHECKING:
-    from amp_audit.static.binding.project import ClassRef
 
 Owners: TypeAlias = frozenset[Hashable]
 _LONG = 240
@@ -43,13 +41,6 @@ class Literal:
 
 
 NONE = Literal.of(None)
-
-
-@dataclass(frozen=True, slots=True)
-class External:
-    """A name of a library, canonical: ``torch.amp.GradScaler``."""
-
-    dotted: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,21 +197,6 @@ class Partial:
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
-    """A class of the project."""
-
-    ref: ClassRef
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """A module of the project, or of a library (then ``module`` is None)."""
-
-    dotted: str
-    module: ir.Module | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Method:
     """A method of something that is not a class of the project."""
 
@@ -253,8 +229,8 @@ Value: TypeAlias = (
     | Table
     | Func
     | Partial
-    | Type
-    | Package
+    | ClassRef
+    | ModuleRef
     | Method
     | Super
 )

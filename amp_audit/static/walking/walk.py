@@ -21,12 +21,10 @@ from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.values import (
     NONE,
     Condition,
-    External,
     Func,
     Literal,
     Method,
     Symbol,
-    Type,
     Value,
     key_of,
     short,
@@ -89,7 +87,7 @@ class Walker(Caller):
 
     def _evaluate(self, statement: ir.Evaluate, world: World, flow: Flow) -> None:
         for value, after in self.eval(statement.value, world):
-            if not (isinstance(value, External) and value.dotted == _DEAD):
+            if not (isinstance(value, project.External) and value.dotted == _DEAD):
                 self.effects.discard(statement.value, value, after)
                 flow.fall.append(after)
 
@@ -147,7 +145,7 @@ class Walker(Caller):
 
     def _class(self, statement: ir.Class, world: World, flow: Flow) -> None:
         if world.frame.function is not None:
-            world.env[statement.name] = Type(project.ClassRef(world.frame.module, statement))
+            world.env[statement.name] = project.ClassRef(world.frame.module, statement)
         flow.fall.append(world)
 
     def _delete(self, statement: ir.Delete, world: World, flow: Flow) -> None:

@@ -9,21 +9,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from amp_audit.hazards import Trail
 from amp_audit.state import State, join
+from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
 from amp_audit.static.walking.deciding import Deciding
 from amp_audit.static.walking.values import (
     Condition,
-    External,
     Func,
     Instance,
     Items,
     Literal,
     Optimizer,
-    Package,
     Parameters,
     Region,
     Scale,
@@ -33,15 +32,11 @@ from amp_audit.static.walking.values import (
     Symbol,
     Table,
     Tensor,
-    Type,
     Value,
     key_of,
     options,
     short,
 )
-
-if TYPE_CHECKING:
-    from amp_audit.static.binding.project import ClassRef
 
 K = TypeVar("K")
 Place = tuple[str, int]
@@ -51,7 +46,19 @@ MAX_CASES = 8
 Case = frozenset[tuple[str, bool]]
 """Conditions that were decided together."""
 
-_ALWAYS_TRUE = (Scaler, Optimizer, Scheduler, Region, Instance, Func, Type, Package, External, StateDict, Parameters)
+_ALWAYS_TRUE = (
+    Scaler,
+    Optimizer,
+    Scheduler,
+    Region,
+    Instance,
+    Func,
+    ClassRef,
+    ModuleRef,
+    External,
+    StateDict,
+    Parameters,
+)
 
 
 @dataclass(slots=True)
