@@ -58,8 +58,7 @@ def marked(files: Mapping[str, str]) -> set[tuple[str, int, str]]:
         (name, number, rule)
         for name, source in files.items()
         for number, line in enumerate(source.splitlines(), 1)
-        for rule in re.findall(r"# (AMP\d+)", line)
-        if rule in book().rules
+        for rule in re.findall(r"AMP\d+", line.partition("#")[2])
     }
 
 
