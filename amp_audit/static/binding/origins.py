@@ -10,7 +10,7 @@ from amp_audit.static.binding.names import Assigned
 from amp_audit.static.binding.project import Alternatives, ClassRef, External, FunctionRef, Project, Scope, ValueRef
 from amp_audit.static.binding.signatures import SCALERS
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import statements, walk
+from amp_audit.static.source.traverse import last_word, statements, walk
 
 _MAX_DEPTH = 8
 
@@ -207,7 +207,7 @@ class Origins:
         return (frozenset(found), True) if found else self._by_name(expr, where)
 
     def _by_name(self, expr: ir.Expr, where: Where) -> tuple[frozenset[str], bool]:
-        word = expr.id if isinstance(expr, ir.Name) else expr.name if isinstance(expr, ir.Attr) else ""
+        word = last_word(expr)
         if _FLAG.fullmatch(word) and not _NO_FLAG.search(word):
             return frozenset({"flag"}), False
         if isinstance(expr, ir.Attr) and expr.name == "device":

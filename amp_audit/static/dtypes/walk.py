@@ -34,7 +34,7 @@ from amp_audit.static.dtypes.values import (
     options,
 )
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import walk
+from amp_audit.static.source.traverse import words_in
 
 _FUEL = 20_000
 """Statements per entry; a walk that needs more ends where it is."""
@@ -359,7 +359,7 @@ def _precision_arm(test: ir.Expr) -> str | None:
     if isinstance(test, ir.Unary) and test.op == "not":
         inner = _precision_arm(test.operand)
         return {"yes": "no", "no": "yes"}.get(inner or "", inner)
-    words = _words(test)
+    words = set(words_in(test))
     if isinstance(test, ir.Compare) and len(test.rest) == 1 and any(_SUBJECT.search(word) for word in words):
         if _is_none(test.rest[0][1]) and not any(_SWITCH.search(word) for word in words):
             return None
@@ -375,7 +375,7 @@ def _precision_arm(test: ir.Expr) -> str | None:
 
 def _compared_arm(op: str, right: ir.Expr) -> str:
     """The low-precision arm of a comparison of something that sets the precision with ``right``."""
-    words = _words(right)
+    words = set(words_in(right))
     full = _is_none(right) or any(word.lower() in _FULL or "32" in word for word in words)
     low = not full and any(_PRECISION_WORD.search(word) or "16" in word for word in words)
     if not (full or low) or op not in ("==", "!=", "is", "is not", "in", "not in"):
@@ -385,15 +385,3 @@ def _compared_arm(op: str, right: ir.Expr) -> str:
 
 def _is_none(node: ir.Expr) -> bool:
     return isinstance(node, ir.Const) and node.value is None
-
-
-def _words(node: ir.Expr) -> set[str]:
-    found: set[str] = set()
-    for inner in walk(node):
-        if isinstance(inner, ir.Name):
-            found.add(inner.id)
-        elif isinstance(inner, ir.Attr):
-            found.add(inner.name)
-        elif isinstance(inner, ir.Const) and isinstance(inner.value, str):
-            found.add(inner.value)
-    return found

@@ -7,7 +7,7 @@ from amp_audit.static.fixes.draft import Draft, Unfixable, fix
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source import ir
 from amp_audit.static.source.literals import number
-from amp_audit.static.source.traverse import expressions, statements, walk
+from amp_audit.static.source.traverse import parts, statements
 from amp_audit.static.spots.sites import Site
 
 _SIGMOIDS = frozenset({"torch.sigmoid", "torch.nn.functional.sigmoid", "torch.special.expit"})
@@ -37,8 +37,7 @@ def _probabilities(site: Site, draft: Draft) -> ir.Expr:
     if not isinstance(given, ir.Name):
         return given
     body = draft.space(site.call.at).body
-    parts = [part for node in statements(body, into=True) for each in expressions(node) for part in walk(each)]
-    mentions = sum(isinstance(part, ir.Name) and part.id == given.id for part in parts)
+    mentions = sum(isinstance(part, ir.Name) and part.id == given.id for part in parts(body, into=True))
     made = [
         node.value
         for node in statements(body)

@@ -28,10 +28,22 @@ def walk(node: ir.Expr) -> Iterator[ir.Expr]:
 def names_in(node: ir.Expr) -> Iterator[str]:
     """The identifiers in an expression, those of attributes included."""
     for inner in walk(node):
-        if isinstance(inner, ir.Name):
-            yield inner.id
-        elif isinstance(inner, ir.Attr):
-            yield inner.name
+        if isinstance(inner, (ir.Name, ir.Attr)):
+            yield last_word(inner)
+
+
+def words_in(node: ir.Expr) -> Iterator[str]:
+    """The identifiers in an expression, and its texts."""
+    for inner in walk(node):
+        if isinstance(inner, (ir.Name, ir.Attr)):
+            yield last_word(inner)
+        elif isinstance(inner, ir.Const) and isinstance(inner.value, str):
+            yield inner.value
+
+
+def last_word(node: ir.Expr) -> str:
+    """The word that a name or an attribute ends with; empty for all else."""
+    return node.id if isinstance(node, ir.Name) else node.name if isinstance(node, ir.Attr) else ""
 
 
 def expressions(node: ir.Stmt) -> Sequence[ir.Expr]:
@@ -64,6 +76,13 @@ def statements(body: Iterable[ir.Stmt], *, into: bool = False) -> Iterator[ir.St
             yield from statements(node.body, into=True)
         for inner in bodies(node):
             yield from statements(inner, into=into)
+
+
+def parts(body: Iterable[ir.Stmt], *, into: bool = False) -> Iterator[ir.Expr]:
+    """All expressions in the statements of a body, as of ``statements`` and ``walk``."""
+    for node in statements(body, into=into):
+        for expression in expressions(node):
+            yield from walk(expression)
 
 
 def definitions(body: Iterable[ir.Stmt], cls: ir.Class | None = None) -> Iterator[tuple[ir.Function, ir.Class | None]]:

@@ -15,7 +15,8 @@ from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.binding.project import Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
-from amp_audit.static.spots.spaces import CLIPS, calls, method, own, spaces
+from amp_audit.static.source.traverse import statements
+from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
 
 INITIALIZE = "apex.amp.initialize"
 SCALE_LOSS = "apex.amp.scale_loss"
@@ -61,7 +62,7 @@ class _Look:
 
     def inside_regions(self, where: Where, body: Sequence[ir.Stmt]) -> Iterator[RawFinding]:
         """Clips, steps and a backward of the unscaled loss inside ``with amp.scale_loss(...)``."""
-        for node in own(body):
+        for node in statements(body):
             if not isinstance(node, ir.With):
                 continue
             for context, _ in node.items:
@@ -87,7 +88,7 @@ class _Look:
     def wrapped_too_early(self, where: Where, body: Sequence[ir.Stmt]) -> Iterator[RawFinding]:
         """``DDP(model)`` before ``amp.initialize(model, ...)``."""
         wrapped: dict[str, ir.Call] = {}
-        for node in own(body):
+        for node in statements(body):
             if not isinstance(node, ir.Assign):
                 continue
             call = node.value if isinstance(node.value, ir.Call) else None

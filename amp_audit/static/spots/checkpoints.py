@@ -19,7 +19,7 @@ from amp_audit.static.binding.project import ClassRef, FunctionRef, ModuleRef, P
 from amp_audit.static.binding.signatures import SCALERS
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import bodies, children, expressions, statements, walk
+from amp_audit.static.source.traverse import children, expressions, last_word, statements, walk
 from amp_audit.static.spots.sites import inside
 
 _OPTIMIZER = re.compile(r"^(?!.*sched).*optim|^opt(?:_\w+)?$|_opt$", re.IGNORECASE)
@@ -184,7 +184,7 @@ class _Reader:
         states: dict[str, set[str]] = {}
         name = where.scope.function.name if where.scope is not None else ""
         apart = self.found.apart
-        for node in _flat(body):
+        for node in statements(body):
             if isinstance(node, (ir.Function, ir.Class)):
                 self._body(inside(where, node), node.body)
                 continue
@@ -212,9 +212,9 @@ class _Reader:
                     self._scaler(call.at, True)
             elif name == _APEX:
                 self._scaler(call.at, True)
-            elif name is None and _last(call.func) == "unscale_" and len(call.args) == 1:
+            elif name is None and last_word(call.func) == "unscale_" and len(call.args) == 1:
                 self._scaler(call.at, False)
-            elif _last(call.func) == "load_state_dict" and _SCALER.search(_owner(call.func)):
+            elif last_word(call.func) == "load_state_dict" and _SCALER.search(_owner(call.func)):
                 self.found.apart = True
 
     def _scaler(self, at: int, sure: bool) -> None:
@@ -301,8 +301,8 @@ class _Reader:
                 if spelled and spelled in checkpoint.names:
                     checkpoint.save = checkpoint.save or save
                     checkpoint.states |= told
-            if isinstance(part, ir.Call) and part is not call and _last(part.func) not in ("state_dict", ""):
-                self.found.written.append((_last(part.func), save, frozenset(told)))
+            if isinstance(part, ir.Call) and part is not call and last_word(part.func) not in ("state_dict", ""):
+                self.found.written.append((last_word(part.func), save, frozenset(told)))
 
     def _states(self, root: ir.Expr, states: dict[str, set[str]]) -> set[str]:
         """Whose states an expression holds."""
@@ -313,7 +313,9 @@ class _Reader:
                 told |= {_SCALER_STATE for arg in part.args if arg.keyword and _names_scaler(arg.keyword, arg.value)}
                 told |= {_ANY_STATE for arg in part.args if arg.star == "**" and _gathers(part)}
                 if _saves(part):
-                    told |= {_SCALER_STATE for arg in part.args if _SCALER.search(_last(arg.value) or _text(arg.value))}
+                    told |= {
+                        _SCALER_STATE for arg in part.args if _SCALER.search(last_word(arg.value) or _text(arg.value))
+                    }
             elif isinstance(part, ir.Mapping):
                 told |= _held(part)
             elif isinstance(part, ir.Name):
@@ -345,7 +347,7 @@ def _held(mapping: ir.Mapping) -> set[str]:
             told.add(_ANY_STATE)
         elif word and _names_scaler(word, value):
             told.add(_SCALER_STATE)
-        elif _OPTIMIZER.search(word) and isinstance(value, (ir.Name, ir.Attr)) and _OPTIMIZER.search(_last(value)):
+        elif _OPTIMIZER.search(word) and isinstance(value, (ir.Name, ir.Attr)) and _OPTIMIZER.search(last_word(value)):
             told.add(_OPTIMIZER_STATE)
     return told
 
@@ -356,7 +358,7 @@ def _names_scaler(word: str, value: ir.Expr) -> bool:
 
 def _of_all(comprehension: ir.Comprehension) -> str:
     """Whose states ``{k: v.state_dict() for k, v in things.items()}`` gathers."""
-    words = {_last(part) for _, iterable, _ in comprehension.loops for part in walk(iterable)}
+    words = {last_word(part) for _, iterable, _ in comprehension.loops for part in walk(iterable)}
     if any(map(_SCALER.search, words)):
         return _SCALER_STATE
     if any(map(_OPTIMIZER.search, words)):
@@ -365,7 +367,7 @@ def _of_all(comprehension: ir.Comprehension) -> str:
 
 
 def _is_state(expr: ir.Expr) -> bool:
-    return any(isinstance(part, ir.Call) and _last(part.func) == "state_dict" for part in walk(expr))
+    return any(isinstance(part, ir.Call) and last_word(part.func) == "state_dict" for part in walk(expr))
 
 
 def _is_checkpoint_name(name: str) -> bool:
@@ -374,7 +376,7 @@ def _is_checkpoint_name(name: str) -> bool:
 
 def _saves(call: ir.Call) -> bool:
     """Whether a call writes what it is given, by its name or that of a keyword (``to_save=``)."""
-    name = _last(call.func)
+    name = last_word(call.func)
     if name == "state_dict" or name.startswith(("load", "torch_load")):
         return False
     return bool(_SAVES.search(name)) or any(arg.keyword and _SAVES.search(arg.keyword) for arg in call.args)
@@ -383,7 +385,7 @@ def _saves(call: ir.Call) -> bool:
 def _gathers(root: ir.Expr) -> bool:
     """A display, ``dict(...)``, or the making of a record (``Snapshot(...)``)."""
     if isinstance(root, ir.Call):
-        name = _last(root.func)
+        name = last_word(root.func)
         return name == "dict" or name[:1].isupper()
     return isinstance(root, ir.Mapping)
 
@@ -411,27 +413,13 @@ def _spelled(expr: ir.Expr) -> str:
     return ""
 
 
-def _last(expr: ir.Expr) -> str:
-    """The last word of a name or attribute; what is subscripted or called lends its own."""
-    if isinstance(expr, ir.Name):
-        return expr.id
-    return expr.name if isinstance(expr, ir.Attr) else ""
-
-
 def _owner(func: ir.Expr) -> str:
     """The last word of what a method is called on."""
     base = func.base if isinstance(func, ir.Attr) else func
     while isinstance(base, (ir.Subscript, ir.Call)):
         base = base.base if isinstance(base, ir.Subscript) else base.func
-    return _last(base)
+    return last_word(base)
 
 
 def _text(expr: ir.Expr) -> str:
     return expr.value if isinstance(expr, ir.Const) and isinstance(expr.value, str) else ""
-
-
-def _flat(body: Iterable[ir.Stmt]) -> Iterator[ir.Stmt]:
-    for node in body:
-        yield node
-        for inner in bodies(node):
-            yield from _flat(inner)

@@ -10,9 +10,9 @@ from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.binding.project import Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import bodies, dotted_text, expressions, walk
+from amp_audit.static.source.traverse import bodies, dotted_text, expressions, statements, walk
 from amp_audit.static.spots.prepared import Prepared, depends, graph_names, has_prepared, identities
-from amp_audit.static.spots.spaces import CLIPS, calls, method, own, spaces
+from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
 
 ACCELERATOR = ("accelerate.Accelerator",)
 
@@ -70,7 +70,7 @@ def _prepared(around: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origin
     found = Prepared()
     for where, body in around:
         guards = _guards(body)
-        for node in own(body):
+        for node in statements(body):
             if (
                 not isinstance(node, ir.Assign)
                 or not isinstance(node.value, ir.Call)
@@ -93,11 +93,11 @@ def _prepared(around: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origin
 def _guards(body: Sequence[ir.Stmt]) -> dict[int, tuple[str, bool]]:
     """The assignments under a flag, with the flag and whether it is on there; of several the innermost."""
     found: dict[int, tuple[str, bool]] = {}
-    for node in own(body):
+    for node in statements(body):
         switch = _switch(node.test) if isinstance(node, ir.If) else None
         if isinstance(node, ir.If) and switch is not None:
             for arm, side in ((node.body, True), (node.orelse, False)):
-                found.update({inner.at: (switch[0], switch[1] is side) for inner in own(arm)})
+                found.update({inner.at: (switch[0], switch[1] is side) for inner in statements(arm)})
     return found
 
 
@@ -141,7 +141,7 @@ def _without_accelerator(where: Where, body: Sequence[ir.Stmt], prepared: Prepar
     """The calls for a run that has no accelerator: in the arm opposite to one that calls its ``backward(loss)``, and
     where the switch under which it prepares is off.
     """
-    for node in own(body):
+    for node in statements(body):
         if not isinstance(node, ir.If):
             continue
         switch = _switch(node.test)

@@ -21,7 +21,7 @@ from amp_audit.static.source.jsontext import members, skip_space
 from amp_audit.static.source.literals import number
 from amp_audit.static.source.selection import path_in_project
 from amp_audit.static.source.sources import Unreadable, read_bytes
-from amp_audit.static.source.traverse import expressions, statements, walk
+from amp_audit.static.source.traverse import parts
 
 _READERS = frozenset(
     {"deepspeed", "DeepSpeedPlugin", "Accelerator", "TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig"}
@@ -40,11 +40,9 @@ class Configs:
         """Findings in the dicts of one module, outer ones first; one that lies in another is not looked at apart."""
         if not self._detectors:
             return
-        for node in statements(module.body, into=True):
-            for expression in expressions(node):
-                for part in walk(expression):
-                    if is_dict(part):
-                        yield from self._in(part, module)
+        for part in parts(module.body, into=True):
+            if is_dict(part):
+                yield from self._in(part, module)
 
     def _in(self, config: ir.Expr, module: ir.Module) -> Iterator[RawFinding]:
         for rule, detector in self._detectors:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import expressions, statements, walk
+from amp_audit.static.source.traverse import expressions, last_word, statements, walk, words_in
 from amp_audit.static.spots.gates import Gate
 
 _KINDS = re.compile(r"(cuda|cpu|mps|xpu|npu|hpu)(:\d+)?")
@@ -55,7 +55,8 @@ def _conditions(module: ir.Module) -> Iterator[tuple[ir.Expr, tuple[set[str], se
 def _is_boilerplate(node: ir.If) -> bool:
     """Whether all that stands under a test seeds, prints, or sets how kernels are chosen."""
     return all(
-        isinstance(inner, (ir.Evaluate, ir.Assign)) and any(_BOILERPLATE.search(word) for word in _words(_first(inner)))
+        isinstance(inner, (ir.Evaluate, ir.Assign))
+        and any(_BOILERPLATE.search(word) for word in words_in(_first(inner)))
         for inner in node.body
     )
 
@@ -66,7 +67,7 @@ def _first(node: ir.Evaluate | ir.Assign) -> ir.Expr:
 
 def _asks_for_cuda(test: ir.Expr) -> bool:
     """Whether a test asks if there is CUDA, or of which kind a device is."""
-    words = set(_words(test))
+    words = set(words_in(test))
     return ("is_available" in words and "cuda" in words) or (
         isinstance(test, ir.Compare)
         and bool(words & {"type", "device", "device_type"})
@@ -77,11 +78,11 @@ def _asks_for_cuda(test: ir.Expr) -> bool:
 def _insists(module: ir.Module) -> bool:
     """Whether a module asserts that there is CUDA, or ends where there is none."""
     for node in statements(module.body, into=True):
-        if isinstance(node, ir.Assert) and "is_available" in _words(node.test):
+        if isinstance(node, ir.Assert) and "is_available" in words_in(node.test):
             return True
-        if isinstance(node, ir.If) and isinstance(node.test, ir.Unary) and "is_available" in _words(node.test):
+        if isinstance(node, ir.If) and isinstance(node.test, ir.Unary) and "is_available" in words_in(node.test):
             last = node.body[-1] if node.body else None
-            if isinstance(last, ir.Raise) or (isinstance(last, ir.Evaluate) and "exit" in _words(last.value)):
+            if isinstance(last, ir.Raise) or (isinstance(last, ir.Evaluate) and "exit" in words_in(last.value)):
                 return True
     return False
 
@@ -103,16 +104,12 @@ def _literals(values: Iterable[ir.Expr]) -> set[str]:
     for value in values:
         if isinstance(value, ir.IfExp):
             found |= _literals([value.body, value.orelse])
-        elif isinstance(value, ir.Call) and value.args and _last(value.func) == "device":
+        elif isinstance(value, ir.Call) and value.args and last_word(value.func) == "device":
             found |= _literals([value.args[0].value])
         elif isinstance(value, ir.Const) and isinstance(value.value, str):
             match = _KINDS.fullmatch(value.value)
             found |= {match.group(1)} if match is not None else set()
     return found
-
-
-def _last(expr: ir.Expr) -> str:
-    return expr.id if isinstance(expr, ir.Name) else expr.name if isinstance(expr, ir.Attr) else ""
 
 
 def is_followed(gates: Iterable[Gate], enabled: ir.Expr | None, where: Where, origins: Origins) -> bool:
@@ -127,12 +124,4 @@ def _tells(test: ir.Expr, where: Where, origins: Origins) -> bool:
     for part in walk(test):
         if isinstance(part, (ir.Name, ir.Attr)):
             seen += [origin.expr for origin in origins.of(part, where) if origin.expr is not None]
-    return any(_TELLING.search(word) for expr in seen for word in _words(expr))
-
-
-def _words(expr: ir.Expr) -> Iterator[str]:
-    for part in walk(expr):
-        if isinstance(part, (ir.Name, ir.Attr)):
-            yield _last(part)
-        elif isinstance(part, ir.Const) and isinstance(part.value, str):
-            yield part.value
+    return any(_TELLING.search(word) for expr in seen for word in words_in(expr))

@@ -8,7 +8,7 @@ from amp_audit.static.binding.origins import Origins
 from amp_audit.static.binding.project import Project
 from amp_audit.static.binding.signatures import argument
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import definitions, expressions, names_in, statements, walk
+from amp_audit.static.source.traverse import definitions, last_word, names_in, parts, statements
 from amp_audit.static.spots import devices
 from amp_audit.static.spots.frozen import is_frozen
 from amp_audit.static.spots.gates import is_gated
@@ -137,12 +137,12 @@ class Facts(Mapping[str, object]):
             return False
         if any(_is_made_to_suspend(decorator) for decorator in scope.function.decorators):
             return False
-        return any(isinstance(part, ir.Yield) for part in _parts(region.body))
+        return any(isinstance(part, ir.Yield) for part in parts(region.body))
 
 
 def _turns_off(function: ir.Function) -> bool:
     """Whether a function enters a region that a literal turns off."""
-    calls = (part for part in _parts(function.body) if isinstance(part, ir.Call))
+    calls = (part for part in parts(function.body) if isinstance(part, ir.Call))
     return any(is_disabled(call) and "autocast" in names_in(call.func) for call in calls)
 
 
@@ -160,18 +160,15 @@ def uses_low_precision(module: ir.Module) -> bool:
 
 def _is_made_to_suspend(decorator: ir.Expr) -> bool:
     func = decorator.func if isinstance(decorator, ir.Call) else decorator
-    word = func.id if isinstance(func, ir.Name) else func.name if isinstance(func, ir.Attr) else ""
-    return word.endswith(_SUSPENDING_ON_PURPOSE)
+    return last_word(func).endswith(_SUSPENDING_ON_PURPOSE)
 
 
-def _parts(body: Sequence[ir.Stmt], into: bool = False) -> Iterator[ir.Expr]:
-    """All expressions in a body; those of nested definitions only with ``into``."""
-    for node in statements(body, into=into):
-        for expression in expressions(node):
-            for part in walk(expression):
-                yield part
-                if into and isinstance(part, ir.Lambda):
-                    yield from _parts(part.function.body, True)
+def _everything(body: Sequence[ir.Stmt]) -> Iterator[ir.Expr]:
+    """All expressions in a body, those of nested definitions and lambdas too."""
+    for part in parts(body, into=True):
+        yield part
+        if isinstance(part, ir.Lambda):
+            yield from _everything(part.function.body)
 
 
 def _targets(body: Sequence[ir.Stmt]) -> Iterator[ir.Expr]:
@@ -183,12 +180,12 @@ def _targets(body: Sequence[ir.Stmt]) -> Iterator[ir.Expr]:
 def _reads_attribute(module: ir.Module, name: str) -> bool:
     """Whether an attribute of this name is read anywhere, be it through getattr with a literal."""
     if name not in module.words:
-        return any(isinstance(part, ir.Const) and part.value == name for part in _parts(module.body, True))
+        return any(isinstance(part, ir.Const) and part.value == name for part in _everything(module.body))
     written = {target.at for target in _targets(module.body) if isinstance(target, ir.Attr)}
     return any(
         (isinstance(part, ir.Attr) and part.name == name and part.at not in written)
         or (isinstance(part, ir.Const) and part.value == name)
-        for part in _parts(module.body, True)
+        for part in _everything(module.body)
     )
 
 
@@ -196,7 +193,7 @@ def _reads_name(body: Sequence[ir.Stmt], name: str) -> bool:
     written = {target.at for target in _targets(body) if isinstance(target, ir.Name)}
     return any(
         isinstance(part, ir.Name) and ((part.id == name and part.at not in written) or part.id in ("locals", "vars"))
-        for part in _parts(body, True)
+        for part in _everything(body)
     )
 
 
@@ -212,7 +209,7 @@ def _mentions(module: ir.Module, name: str) -> bool:
     )
     other = any(
         (isinstance(part, ir.Attr) and part.name == name) or (isinstance(part, ir.Const) and part.value == name)
-        for part in _parts(module.body, True)
+        for part in _everything(module.body)
     )
     return imported or other or _reads_name(module.body, name)
 

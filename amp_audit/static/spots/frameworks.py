@@ -16,7 +16,7 @@ from amp_audit.static.source.traverse import statements, walk
 from amp_audit.static.spots.checks import ACCELERATOR, mixed_precision
 from amp_audit.static.spots.configs import is_dict, lookup
 from amp_audit.static.spots.prepared import Prepared, depends, graph_names, identities
-from amp_audit.static.spots.spaces import CLIPS, calls, method, own, spaces
+from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
 
 MODULE = "lightning.pytorch.LightningModule"
 TRAINER = "lightning.pytorch.Trainer"
@@ -179,8 +179,10 @@ class _Look:
         )
 
     def _float16_regions(self, where: Where, function: ir.Function) -> Iterator[RawFinding]:
-        returned = {name for node in own(function.body) if isinstance(node, ir.Return) for name in _names(node.value)}
-        for node in own(function.body):
+        returned = {
+            name for node in statements(function.body) if isinstance(node, ir.Return) for name in _names(node.value)
+        }
+        for node in statements(function.body):
             if not isinstance(node, ir.With):
                 continue
             for context, _ in node.items:
@@ -378,7 +380,7 @@ def _engines(
 ) -> tuple[Prepared, set[tuple[object, str]]]:
     engines, optimizers = Prepared(), set[tuple[object, str]]()
     for where, body in around:
-        for node in own(body):
+        for node in statements(body):
             value = node.value if isinstance(node, ir.Assign) else None
             if isinstance(value, ir.Call) and project.called(module, value.func, where.scope) == INITIALIZE:
                 for target in node.targets if isinstance(node, ir.Assign) else ():

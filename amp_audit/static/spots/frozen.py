@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from amp_audit.static.binding.project import Project, Scope
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import bodies, expressions, walk
+from amp_audit.static.source.traverse import bodies, expressions, last_word, walk
 from amp_audit.static.spots.sites import Site
 
 _CHANGING = frozenset(
@@ -46,7 +46,7 @@ def is_frozen(site: Site, value: ir.Expr | None, project: Project) -> bool:
         if isinstance(part, ir.Name) and _is_reassigned(module, part.id):
             return True
         if isinstance(part, ir.Attr):
-            holder = _last(part.base)
+            holder = last_word(part.base)
             changes = (each for other in project.modules.values() for each in _later(other, module, site.at))
             if holder and any(_changes(node, holder, part.name) for node in changes):
                 return True
@@ -95,19 +95,15 @@ def _changes(node: ir.Stmt, holder: str, attribute: str) -> bool:
 
 
 def _is_attribute(expr: ir.Expr, holder: str, attribute: str) -> bool:
-    return isinstance(expr, ir.Attr) and expr.name == attribute and _last(expr.base) == holder
+    return isinstance(expr, ir.Attr) and expr.name == attribute and last_word(expr.base) == holder
 
 
 def _takes_over(call: ir.Call, holder: str) -> bool:
-    if any(arg.keyword == "namespace" and _last(arg.value) == holder for arg in call.args):
+    if any(arg.keyword == "namespace" and last_word(arg.value) == holder for arg in call.args):
         return True
-    if _last(call.func) == "setattr" and call.args:
-        return _last(call.args[0].value) == holder
+    if last_word(call.func) == "setattr" and call.args:
+        return last_word(call.args[0].value) == holder
     base = call.func.base if isinstance(call.func, ir.Attr) and call.func.name in _CHANGING else None
     if isinstance(base, ir.Attr) and base.name == "__dict__":
         base = base.base
-    return base is not None and _last(base) == holder
-
-
-def _last(expr: ir.Expr) -> str:
-    return expr.id if isinstance(expr, ir.Name) else expr.name if isinstance(expr, ir.Attr) else ""
+    return base is not None and last_word(base) == holder

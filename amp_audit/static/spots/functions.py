@@ -13,7 +13,7 @@ from amp_audit.static.binding.origins import Origins
 from amp_audit.static.binding.project import Alternatives, ClassRef, External, Project, Scope
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import expressions, statements, walk
+from amp_audit.static.source.traverse import last_word, parts, statements, walk
 from amp_audit.static.spots.spaces import calls
 
 FUNCTION = "torch.autograd.Function"
@@ -102,7 +102,7 @@ def _marks(method: ir.Function, module: ir.Module, project: Project) -> frozense
         binding = project.resolve(module, func)
         options = binding.options if isinstance(binding, Alternatives) else (binding,)
         names = {option.dotted.rpartition(".")[2] for option in options if isinstance(option, External)}
-        found |= names or {func.name if isinstance(func, ir.Attr) else func.id if isinstance(func, ir.Name) else "?"}
+        found |= names or {last_word(func) or "?"}
     return frozenset(found - _NEUTRAL)
 
 
@@ -194,24 +194,16 @@ def _multiplies_saved(backward: ir.Function) -> bool:
     """Whether a gradient and a saved tensor meet in a matmul or a convolution."""
     grads = {param.name for param in backward.params[1:]}
     saved = _saved(backward)
-    for node in statements(backward.body):
-        for expression in expressions(node):
-            for part in walk(expression):
-                operands = _operands(part)
-                if _mentions(operands, grads) and _mentions(operands, saved):
-                    return True
-    return False
+    together = map(_operands, parts(backward.body))
+    return any(_mentions(operands, grads) and _mentions(operands, saved) for operands in together)
 
 
 def _operands(part: ir.Expr) -> list[ir.Expr]:
     if isinstance(part, ir.Binary) and part.op == "@":
         return [part.left, part.right]
     if isinstance(part, ir.Call):
-        word = (
-            part.func.name if isinstance(part.func, ir.Attr) else part.func.id if isinstance(part.func, ir.Name) else ""
-        )
         base = [part.func.base] if isinstance(part.func, ir.Attr) else []
-        return [*base, *(arg.value for arg in part.args)] if word in _MATMULS else []
+        return [*base, *(arg.value for arg in part.args)] if last_word(part.func) in _MATMULS else []
     return []
 
 
@@ -235,7 +227,7 @@ def _extension_calls(function: ir.Function) -> bool:
     params = {param.name for param in function.params[1:]}
     for call in calls(function.body):
         base = call.func.base if isinstance(call.func, ir.Attr) else None
-        word = base.id if isinstance(base, ir.Name) else base.name if isinstance(base, ir.Attr) else ""
+        word = last_word(base) if base is not None else ""
         given = {arg.value.id for arg in call.args if isinstance(arg.value, ir.Name)} & params
         if _EXTENSION.fullmatch(word) and any(_LEARNED.fullmatch(name) for name in given) and len(given) > 1:
             return True
@@ -263,13 +255,11 @@ def ignores_grad_output(
 
 
 def _names_read(function: ir.Function) -> Iterator[str]:
-    for node in statements(function.body, into=True):
-        for expression in expressions(node):
-            for part in walk(expression):
-                if isinstance(part, ir.Name):
-                    yield part.id
-                elif isinstance(part, ir.Lambda):
-                    yield from _names_read(part.function)
+    for part in parts(function.body, into=True):
+        if isinstance(part, ir.Name):
+            yield part.id
+        elif isinstance(part, ir.Lambda):
+            yield from _names_read(part.function)
 
 
 def _returns_gradients(function: ir.Function) -> bool:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from amp_audit.static.binding.origins import Where
 from amp_audit.static.binding.project import External, Project, ValueRef
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import expressions, statements, walk
+from amp_audit.static.source.traverse import expressions, last_word, statements, walk
 
 _GATE_NAME = re.compile(
     r"version|hasattr|find_spec|torch_?(?:\d|has_|(?:ge|gt|lt|le|new|old)(?:_|\d|$))"
@@ -53,17 +53,13 @@ def _parts(test: ir.Expr) -> Iterable[ir.Name | ir.Attr]:
     return (part for part in walk(test) if isinstance(part, (ir.Name, ir.Attr)))
 
 
-def _word(node: ir.Name | ir.Attr) -> str:
-    return node.id if isinstance(node, ir.Name) else node.name
-
-
 def _names_a_version(node: ir.Name | ir.Attr, where: Where, project: Project) -> bool:
-    if _GATE_NAME.search(_word(node)):
+    if _GATE_NAME.search(last_word(node)):
         return True
     if not isinstance(node, ir.Name):
         return False
     binding = project.resolve(where.module, node, where.scope)
-    return isinstance(binding, ValueRef) and any(_GATE_NAME.search(_word(part)) for part in _parts(binding.expr))
+    return isinstance(binding, ValueRef) and any(_GATE_NAME.search(last_word(part)) for part in _parts(binding.expr))
 
 
 def _names_the_new(node: ir.Try, where: Where, project: Project) -> bool:

@@ -12,7 +12,7 @@ from amp_audit.static.raw import RawFinding
 from amp_audit.static.source import ir
 from amp_audit.static.source.literals import number
 from amp_audit.static.source.traverse import expressions, statements, walk
-from amp_audit.static.spots.spaces import own, spaces
+from amp_audit.static.spots.spaces import spaces
 
 _CAPABILITY = "get_device_capability"
 _FIRST_WITH_BFLOAT16 = 8.0
@@ -38,7 +38,7 @@ def capability(
 
 def _choices(body: Sequence[ir.Stmt]) -> Iterator[tuple[ir.Expr, list[ir.Expr]]]:
     """The tests in a body, each with the expressions of the arm that is taken where it holds."""
-    for node in own(body):
+    for node in statements(body):
         if isinstance(node, (ir.Function, ir.Class)):
             continue
         if isinstance(node, ir.If):
@@ -58,7 +58,7 @@ def _says_bfloat16(expr: ir.Expr) -> bool:
 def _majors(body: Sequence[ir.Stmt]) -> frozenset[str]:
     """The names that ``major, minor = torch.cuda.get_device_capability()`` binds to the first number."""
     found = set()
-    for node in own(body):
+    for node in statements(body):
         if isinstance(node, ir.Assign) and _is_capability(node.value):
             for target in node.targets:
                 if isinstance(target, ir.Sequence) and target.items and isinstance(target.items[0], ir.Name):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from amp_audit.static.binding.origins import Where
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import bodies, children, expressions
+from amp_audit.static.source.traverse import bodies, children, expressions, words_in
 from amp_audit.static.spots.sites import inside
 
 _GUARD_WORDS = ("enabled", "amp", "fp16", "float16", "half", "precision", "scaler", "dtype", "hasattr")
@@ -48,13 +48,4 @@ def _reads(expr: ir.Expr, names: frozenset[str]) -> Iterator[ir.Attr]:
 
 def _guards(test: ir.Expr) -> bool:
     """Whether a test has a word of mixed precision: the flag that made the scaler, or the scaler itself."""
-    stack = [test]
-    while stack:
-        part = stack.pop()
-        word = part.id if isinstance(part, ir.Name) else part.name if isinstance(part, ir.Attr) else ""
-        if isinstance(part, ir.Const) and isinstance(part.value, str):
-            word = part.value
-        if any(guard in word.lower() for guard in _GUARD_WORDS):
-            return True
-        stack.extend(children(part))
-    return False
+    return any(guard in word.lower() for word in words_in(test) for guard in _GUARD_WORDS)

@@ -32,7 +32,7 @@ from amp_audit.static.binding.signatures import UNSURE, argument
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
 from amp_audit.static.source.literals import number
-from amp_audit.static.source.traverse import statements
+from amp_audit.static.source.traverse import last_word, statements
 from amp_audit.static.spots.configs import Configs
 from amp_audit.static.spots.facts import Facts, is_disabled, uses_low_precision
 from amp_audit.static.spots.internals import unguarded
@@ -101,7 +101,7 @@ class _Calls:
     def _name(self, site: Site, may_scale: bool) -> str | None:
         """What a site calls, as targets name it; methods of scalers only with ``may_scale``."""
         where, func = site.where, site.call.func
-        word = func.name if isinstance(func, ir.Attr) else func.id if isinstance(func, ir.Name) else ""
+        word = last_word(func)
         if word in self._words:
             name = self.project.called(where.module, func, where.scope)
             if name is not None:
@@ -248,5 +248,5 @@ def _last_words(expr: ir.Expr) -> set[str]:
     if isinstance(expr, ir.IfExp):
         return _last_words(expr.body) | _last_words(expr.orelse)
     if isinstance(expr, (ir.Name, ir.Attr)):
-        return {expr.id if isinstance(expr, ir.Name) else expr.name}
+        return {last_word(expr)}
     return set()

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import walk
-from amp_audit.static.spots.spaces import own
+from amp_audit.static.source.traverse import statements, walk
 
 _CUTS = frozenset(
     ("detach", "item", "tolist", "numpy", "argmax", "size", "dim", "numel", "data", "device", "dtype", "shape", "ndim")
@@ -53,7 +52,7 @@ def graph_names(where: Where, body: Sequence[ir.Stmt], prepared: Prepared) -> se
     """The names in a body that carry the graph of a prepared model's output; two rounds, for loops."""
     found: set[str] = set()
     for _ in range(2):
-        for node in own(body):
+        for node in statements(body):
             if isinstance(node, (ir.Assign, ir.Augment)) and depends(node.value, where, prepared, found):
                 targets = node.targets if isinstance(node, ir.Assign) else (node.target,)
                 found |= {name for target in targets for name in _plain_names(target)}

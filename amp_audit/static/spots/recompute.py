@@ -10,7 +10,7 @@ from amp_audit.static.binding.origins import Origins
 from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import expressions, statements, walk
+from amp_audit.static.source.traverse import last_word, parts, statements, walk
 from amp_audit.static.spots.functions import FUNCTION
 
 _RESTORES = frozenset({"autocast", "custom_bwd", "is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype"})
@@ -44,11 +44,7 @@ def _may_train(module: ir.Module) -> bool:
 def _restored(backward: ir.Function) -> bool:
     """Whether a decorator (custom_bwd) gives backward the state that forward had."""
     names = (walked for decorator in backward.decorators for walked in walk(decorator))
-    return any(isinstance(node, (ir.Name, ir.Attr)) and _word(node) in _RESTORES for node in names)
-
-
-def _word(node: ir.Name | ir.Attr) -> str:
-    return node.id if isinstance(node, ir.Name) else node.name
+    return any(isinstance(node, (ir.Name, ir.Attr)) and last_word(node) in _RESTORES for node in names)
 
 
 def _run_again(backward: ir.Function) -> ir.Call | None:
@@ -56,12 +52,8 @@ def _run_again(backward: ir.Function) -> ir.Call | None:
     if "enable_grad" not in backward.words or not backward.params:
         return None
     ctx = backward.params[0].name
-    for statement in statements(backward.body, into=True):
-        for expression in expressions(statement):
-            for node in walk(expression):
-                if isinstance(node, ir.Call) and isinstance(node.func, ir.Attr) and _is(node.func.base, ctx):
-                    return node
-    return None
+    calls = (part for part in parts(backward.body, into=True) if isinstance(part, ir.Call))
+    return next((call for call in calls if isinstance(call.func, ir.Attr) and _is(call.func.base, ctx)), None)
 
 
 def _is(node: ir.Expr, name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from amp_audit.static.binding.origins import Where
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import bodies, expressions, walk
+from amp_audit.static.source.traverse import expressions, statements, walk
 from amp_audit.static.spots.sites import inside
 
 CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_norm")
@@ -19,21 +19,13 @@ def spaces(module: ir.Module) -> Iterator[tuple[Where, Sequence[ir.Stmt]]]:
         where, body = stack.pop()
         if where.scope is not None or where.cls is None:
             yield where, body
-        definitions = (node for node in own(body) if isinstance(node, (ir.Function, ir.Class)))
+        definitions = (node for node in statements(body) if isinstance(node, (ir.Function, ir.Class)))
         stack.extend((inside(where, node), node.body) for node in definitions)
-
-
-def own(body: Iterable[ir.Stmt]) -> Iterator[ir.Stmt]:
-    """The statements of a body, outer first, outside nested definitions."""
-    for node in body:
-        yield node
-        for inner in bodies(node):
-            yield from own(inner)
 
 
 def calls(body: Iterable[ir.Stmt]) -> Iterator[ir.Call]:
     """The calls in a body, outside nested definitions."""
-    for node in own(body):
+    for node in statements(body):
         if not isinstance(node, (ir.Function, ir.Class)):
             for expression in expressions(node):
                 yield from (part for part in walk(expression) if isinstance(part, ir.Call))

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import bodies, definitions, expressions, names_in, root_name, statements, walk
+from amp_audit.static.source.traverse import (
+    bodies,
+    definitions,
+    expressions,
+    names_in,
+    parts,
+    root_name,
+    statements,
+    walk,
+)
 
 CALLED = frozenset(
     {
@@ -299,11 +308,9 @@ def _together(parts: Sequence[Vocabulary]) -> Vocabulary:
 def methods_by_name(module: ir.Module) -> Mapping[str, frozenset[str]]:
     """By dotted name (``self.scaler``): the methods that the code of a module calls on it."""
     found: dict[str, set[str]] = {}
-    for statement in statements(module.body, into=True):
-        for expression in expressions(statement):
-            for node in walk(expression):
-                if isinstance(node, ir.Call) and isinstance(node.func, ir.Attr):
-                    found.setdefault(dotted(node.func.base), set()).add(node.func.name)
+    for node in parts(module.body, into=True):
+        if isinstance(node, ir.Call) and isinstance(node.func, ir.Attr):
+            found.setdefault(dotted(node.func.base), set()).add(node.func.name)
     return {name: frozenset(methods) for name, methods in found.items() if name}
 
 
