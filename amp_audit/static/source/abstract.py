@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from amp_audit.static.source import ir
+from amp_audit.static.source.alike import Alike
 from amp_audit.static.source.literals import alive
-from amp_audit.static.source.scoping import Scoping
 
 Spot = ast.AST | tuple[ast.AST, ast.AST]
 """A node, or from the beginning of one to the end of another."""
@@ -49,7 +49,7 @@ _SEQUENCE = {ast.Tuple: "tuple", ast.List: "list", ast.Set: "set"}
 _COMPREHENSION = {ast.ListComp: "list", ast.SetComp: "set", ast.GeneratorExp: "generator"}
 
 
-class Lowering(Scoping[Spot]):
+class Lowering(Alike[Spot]):
     """One walk over a module. ``texts``: of each f-string its ordinal and the first one after it."""
 
     def __init__(self) -> None:
@@ -66,9 +66,6 @@ class Lowering(Scoping[Spot]):
     def expr(self, node: ast.AST) -> ir.Expr:
         found: ir.Expr = _EXPRESSIONS[type(node)](self, node)
         return found
-
-    def optional(self, node: ast.AST | None) -> ir.Expr | None:
-        return None if node is None else self.expr(node)
 
     # Names and literals
 
@@ -108,11 +105,7 @@ class Lowering(Scoping[Spot]):
     def unary(self, node: ast.UnaryOp) -> ir.Expr:
         at = self.at(node)
         op = _UNARY[type(node.op)]
-        operand = self.expr(node.operand)
-        if op in "-+" and isinstance(operand, ir.Const) and type(operand.value) in (int, float, complex):
-            number: Any = operand.value
-            return ir.Const(at, -number if op == "-" else number)
-        return ir.Unary(at, op, operand)
+        return self.signed(at, op, self.expr(node.operand))
 
     def boolean(self, node: ast.BoolOp) -> ir.Expr:
         """``a and b and c`` is one node here and two operations, the left one inside the other."""
@@ -129,18 +122,6 @@ class Lowering(Scoping[Spot]):
         left = self.expr(node.left)
         rest = tuple([(_COMPARE[type(op)], self.expr(right)) for op, right in zip(node.ops, node.comparators)])
         return ir.Compare(at, left, rest)
-
-    def conditional(self, node: ast.IfExp) -> ir.Expr:
-        at = self.at(node)
-        test = self.expr(node.test)
-        body = self.expr(node.body)
-        return ir.IfExp(at, test, body, self.expr(node.orelse))
-
-    def walrus(self, node: ast.NamedExpr) -> ir.Expr:
-        at = self.at(node)
-        self.words.add(ir.WALRUS)
-        target = self.expr(node.target)
-        return ir.Walrus(at, target, self.expr(node.value))
 
     # Calls and subscripts
 
@@ -169,20 +150,11 @@ class Lowering(Scoping[Spot]):
         base = self.expr(node.value)
         return ir.Subscript(at, base, self.expr(node.slice))
 
-    def part(self, node: ast.Slice) -> ir.Expr:
-        at = self.at(node)
-        lower, upper = self.optional(node.lower), self.optional(node.upper)
-        return ir.Slice(at, lower, upper, self.optional(node.step))
-
     # Displays, comprehensions and the rest
 
     def sequence(self, node: Any) -> ir.Expr:
         at = self.at(node)
         return ir.Sequence(at, _SEQUENCE[type(node)], tuple([self.expr(item) for item in node.elts]))
-
-    def starred(self, node: ast.Starred) -> ir.Expr:
-        at = self.at(node)
-        return ir.Starred(at, self.expr(node.value))
 
     def mapping(self, node: ast.Dict) -> ir.Expr:
         at = self.at(node)
@@ -219,16 +191,7 @@ class Lowering(Scoping[Spot]):
         return ir.Await(at, self.expr(node.value))
 
     def function_expression(self, node: ast.Lambda) -> ir.Expr:
-        at = self.at(node)
-        params = self.parameters(node.args)
-        inner = self.at(node)
-        outside = self.enter("<lambda>", is_function=True)
-        returned = self.at(node.body)
-        body = (ir.Return(returned, self.expr(node.body)),)
-        words, is_generator = frozenset(self.words), self.yields
-        qualname = self.leave(outside)
-        made = ir.Function(inner, "<lambda>", qualname, params, body, is_generator=is_generator, words=words)
-        return ir.Lambda(at, made)
+        return self.anonymous(node, node.args)
 
     def parameters(self, node: ast.arguments) -> tuple[ir.Param, ...]:
         plain = [*node.posonlyargs, *node.args]
@@ -246,10 +209,6 @@ class Lowering(Scoping[Spot]):
         return ir.Param(node.arg, kind, value, self.optional(node.annotation))
 
     # Simple statements
-
-    def evaluate(self, node: ast.Expr) -> ir.Stmt:
-        at = self.at(node)
-        return ir.Evaluate(at, self.expr(node.value))
 
     def assign(self, node: ast.Assign) -> ir.Stmt:
         at = self.at(node)
@@ -269,19 +228,6 @@ class Lowering(Scoping[Spot]):
         value = self.expr(node.value)
         return ir.Augment(at, self.expr(node.target), _BINARY[type(node.op)], value)
 
-    def type_alias(self, node: Any) -> ir.Stmt:
-        at = self.at(node)
-        value = self.expr(node.value)
-        return ir.Assign(at, (self.expr(node.name),), value)
-
-    def returned(self, node: ast.Return) -> ir.Stmt:
-        at = self.at(node)
-        return ir.Return(at, self.optional(node.value))
-
-    def raised(self, node: ast.Raise) -> ir.Stmt:
-        at = self.at(node)
-        return ir.Raise(at, self.optional(node.exc))
-
     def deleted(self, node: ast.Delete) -> ir.Stmt:
         at = self.at(node)
         if len(node.targets) > 1:
@@ -289,19 +235,6 @@ class Lowering(Scoping[Spot]):
             return ir.Delete(at, tuple([self.expr(target) for target in node.targets]))
         target = self.expr(node.targets[0])
         return ir.Delete(at, target.items if isinstance(target, ir.Sequence) else (target,))
-
-    def asserted(self, node: ast.Assert) -> ir.Stmt:
-        at = self.at(node)
-        return ir.Assert(at, self.expr(node.test))
-
-    def broken(self, node: ast.Break) -> ir.Stmt:
-        return ir.Break(self.at(node))
-
-    def continued(self, node: ast.Continue) -> ir.Stmt:
-        return ir.Continue(self.at(node))
-
-    def passed(self, node: ast.Pass) -> ir.Stmt:
-        return ir.Pass(self.at(node))
 
     def scope(self, node: ast.Global | ast.Nonlocal) -> ir.Stmt:
         kind = "global" if isinstance(node, ast.Global) else "nonlocal"
@@ -441,7 +374,7 @@ _EXPRESSIONS: dict[type[ast.AST], Callable[[Any, Any], ir.Expr]] = {
     ast.NamedExpr: Lowering.walrus,
     ast.Call: Lowering.call,
     ast.Subscript: Lowering.subscript,
-    ast.Slice: Lowering.part,
+    ast.Slice: Lowering.slice,
     ast.Tuple: Lowering.sequence,
     ast.List: Lowering.sequence,
     ast.Set: Lowering.sequence,

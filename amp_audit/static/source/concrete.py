@@ -150,10 +150,6 @@ class _Lowering(Expressions):
 
     # Simple statements
 
-    def evaluate(self, node: cst.Expr) -> ir.Stmt:
-        at = self.at(node)
-        return ir.Evaluate(at, self.expr(node.value))
-
     def assign(self, node: cst.Assign) -> ir.Stmt:
         at = self.at(node)
         value = self.expr(node.value)
@@ -173,19 +169,6 @@ class _Lowering(Expressions):
         value = self.expr(node.value)
         return ir.Augment(at, self.expr(node.target), op, value)
 
-    def type_alias(self, node: Any) -> ir.Stmt:
-        at = self.at(node)
-        value = self.expr(node.value)
-        return ir.Assign(at, (self.expr(node.name),), value)
-
-    def returned(self, node: cst.Return) -> ir.Stmt:
-        at = self.at(node)
-        return ir.Return(at, self.optional(node.value))
-
-    def raised(self, node: cst.Raise) -> ir.Stmt:
-        at = self.at(node)
-        return ir.Raise(at, self.optional(node.exc))
-
     def deleted(self, node: cst.Del) -> ir.Stmt:
         at = self.at(node)
         place: cst.BaseExpression = node.target
@@ -193,19 +176,6 @@ class _Lowering(Expressions):
             place = place.elements[0].value  # `del x,`
         target = self.expr(place)
         return ir.Delete(at, target.items if isinstance(target, ir.Sequence) else (target,))
-
-    def asserted(self, node: cst.Assert) -> ir.Stmt:
-        at = self.at(node)
-        return ir.Assert(at, self.expr(node.test))
-
-    def broken(self, node: cst.Break) -> ir.Stmt:
-        return ir.Break(self.at(node))
-
-    def continued(self, node: cst.Continue) -> ir.Stmt:
-        return ir.Continue(self.at(node))
-
-    def passed(self, node: cst.Pass) -> ir.Stmt:
-        return ir.Pass(self.at(node))
 
     def scope(self, node: cst.Global | cst.Nonlocal) -> ir.Stmt:
         kind = "global" if isinstance(node, cst.Global) else "nonlocal"

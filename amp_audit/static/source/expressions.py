@@ -11,7 +11,7 @@ from typing import Any
 import libcst as cst
 
 from amp_audit.static.source import ir
-from amp_audit.static.source.scoping import Scoping
+from amp_audit.static.source.alike import Alike
 
 _CONSTANT_NAMES = {"None": None, "True": True, "False": False}
 _BINARY = {
@@ -49,15 +49,12 @@ class BadLiteral(Exception):
         self.node = node
 
 
-class Expressions(Scoping[cst.CSTNode]):
+class Expressions(Alike[cst.CSTNode]):
     """One walk over the expressions of a module."""
 
     def expr(self, node: cst.CSTNode) -> ir.Expr:
         found: ir.Expr = _TABLE[type(node)](self, node)
         return found
-
-    def optional(self, node: cst.CSTNode | None) -> ir.Expr | None:
-        return None if node is None else self.expr(node)
 
     # Names and literals
 
@@ -124,11 +121,7 @@ class Expressions(Scoping[cst.CSTNode]):
     def unary(self, node: cst.UnaryOperation) -> ir.Expr:
         at = self.at(node)
         op = _UNARY[type(node.operator)]
-        operand = self.expr(node.expression)
-        if op in "-+" and isinstance(operand, ir.Const) and type(operand.value) in (int, float, complex):
-            number: Any = operand.value
-            return ir.Const(at, -number if op == "-" else number)
-        return ir.Unary(at, op, operand)
+        return self.signed(at, op, self.expr(node.expression))
 
     def boolean(self, node: cst.BooleanOperation) -> ir.Expr:
         at = self.at(node)
@@ -140,18 +133,6 @@ class Expressions(Scoping[cst.CSTNode]):
         left = self.expr(node.left)
         rest = tuple((_comparison_word(c.operator), self.expr(c.comparator)) for c in node.comparisons)
         return ir.Compare(at, left, rest)
-
-    def conditional(self, node: cst.IfExp) -> ir.Expr:
-        at = self.at(node)
-        test = self.expr(node.test)
-        body = self.expr(node.body)
-        return ir.IfExp(at, test, body, self.expr(node.orelse))
-
-    def walrus(self, node: cst.NamedExpr) -> ir.Expr:
-        at = self.at(node)
-        self.words.add(ir.WALRUS)
-        target = self.expr(node.target)
-        return ir.Walrus(at, target, self.expr(node.value))
 
     # Calls and subscripts
 
@@ -186,9 +167,7 @@ class Expressions(Scoping[cst.CSTNode]):
                 return ir.Starred(self.at(node), self.expr(node.value))
             return self.expr(node.value)
         assert isinstance(node, cst.Slice)
-        at = self.at(node)
-        lower, upper = self.optional(node.lower), self.optional(node.upper)
-        return ir.Slice(at, lower, upper, self.optional(node.step))
+        return self.slice(node)
 
     # Displays, comprehensions and the rest
 
@@ -198,9 +177,6 @@ class Expressions(Scoping[cst.CSTNode]):
 
     def _element(self, node: cst.BaseElement) -> ir.Expr:
         return self.starred(node) if isinstance(node, cst.StarredElement) else self.expr(node.value)
-
-    def starred(self, node: cst.StarredElement) -> ir.Expr:
-        return ir.Starred(self.at(node), self.expr(node.value))
 
     def mapping(self, node: cst.Dict) -> ir.Expr:
         at = self.at(node)
@@ -240,16 +216,7 @@ class Expressions(Scoping[cst.CSTNode]):
         return ir.Await(at, self.expr(node.expression))
 
     def function_expression(self, node: cst.Lambda) -> ir.Expr:
-        at = self.at(node)
-        params = self.parameters(node.params)
-        inner = self.at(node)
-        outside = self.enter("<lambda>", is_function=True)
-        returned = self.at(node.body)
-        body = (ir.Return(returned, self.expr(node.body)),)
-        words, is_generator = frozenset(self.words), self.yields
-        qualname = self.leave(outside)
-        made = ir.Function(inner, "<lambda>", qualname, params, body, is_generator=is_generator, words=words)
-        return ir.Lambda(at, made)
+        return self.anonymous(node, node.params)
 
     # What statements and lambdas share
 
