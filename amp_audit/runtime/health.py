@@ -52,13 +52,12 @@ class Health:
         values: dict[str, float | int | None] = {}
         scale: list[float] = []
         live = self._scene.loss_scale(optimizer)
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
-            if live is not None:
-                self._queue.add(live.detach().clone(), scale.append)
-            for grads in by_device.values():
-                norms = torch._foreach_norm(grads, 2, dtype=torch.float32)  # type: ignore[no-untyped-call,unused-ignore]
-                done = functools.partial(_total, squares, len(by_device), scale, values)
-                self._queue.add(torch.stack(norms).double().square().sum(), done)
+        if live is not None:
+            self._queue.add(live.detach().clone(), scale.append)
+        for grads in by_device.values():
+            norms = torch._foreach_norm(grads, 2, dtype=torch.float32)  # type: ignore[no-untyped-call,unused-ignore]
+            done = functools.partial(_total, squares, len(by_device), scale, values)
+            self._queue.add(torch.stack(norms).double().square().sum(), done)
         self._host.number(Number("grad_norm", subject=type(optimizer).__name__, values=values))
 
     def before_step(self, optimizer: Any, *, closure: bool) -> None:

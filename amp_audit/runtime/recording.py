@@ -38,6 +38,7 @@ class Recording:
         self._guests: dict[int, Tracer] = {}
         self._regions: list[tuple[int | None, str, str | None]] = []
         self._stance: Any = None
+        self._as_written = False  # whether a compiled function ran since recording began
         self._patches = Patches()
 
     @property
@@ -190,12 +191,23 @@ class Recording:
             return
         torch.compiler.set_stance("force_eager")
         self._stance = dynamo._stance
-        if any(backend is not None for backend in dynamo.cached_backends.values()):
-            self.unobserved["compiled code: recorded steps ran it as written"] += 1
-            self._host.note(
-                "torch.compile: recorded steps ran the functions as written, not compiled; "
-                "compiled code may round differently"
-            )
+        self._as_written = False
+        self._patches.wrap(dynamo, "_callback_from_stance", self._compiled_call)
+
+    def _compiled_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """torch asks at each call of a compiled function what the stance makes of its compiler."""
+
+        def _callback_from_stance(callback: Any) -> Any:
+            if not self._as_written and callable(callback):
+                self._as_written = True
+                self.unobserved["compiled code: recorded steps ran it as written"] += 1
+                self._host.note(
+                    "torch.compile: recorded steps ran the functions as written, not compiled; "
+                    "compiled code may round differently"
+                )
+            return original(callback)
+
+        return _callback_from_stance
 
     def _release(self) -> None:
         dynamo = sys.modules.get("torch._dynamo.eval_frame")

@@ -329,22 +329,26 @@ class Signals:
     def _gradients_ready(self, optimizer: torch.optim.Optimizer, scaler: GradScaler | None = None) -> None:
         if scaler is not None and scaler._scale is not None and not _unscaled(scaler, optimizer):
             self._carried[id(optimizer)] = scaler._scale
-        for probe in self.probes:
-            with self._teller.quiet(type(probe).__name__.lower()):
-                probe.gradients_ready(optimizer)
+        self._measure(lambda probe: probe.gradients_ready(optimizer))
         self._carried.clear()
 
     def _probe_before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._measure(lambda probe: probe.before_step(optimizer, closure=_closure(args, kwargs)))
+
+    def _measure(self, call: Callable[[Probe], None]) -> None:
+        """Let the probes measure: what they run is not differentiated, and no mode sees it, our own least of all."""
         for probe in self.probes:
-            with self._teller.quiet(type(probe).__name__.lower()):
-                probe.before_step(optimizer, closure=_closure(args, kwargs))
+            with (
+                self._teller.quiet(type(probe).__name__.lower()),
+                torch.no_grad(),
+                torch._C._DisableTorchDispatch(),
+            ):
+                call(probe)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._teller.on():
             return
-        for probe in self.probes:
-            with self._teller.quiet(type(probe).__name__.lower()):
-                probe.after_step(optimizer)
+        self._measure(lambda probe: probe.after_step(optimizer))
         if self._scaler_step is not None or not self._stepping:
             return
         outermost = self._stepping.pop() is optimizer and not self._stepping

@@ -59,28 +59,26 @@ class Weights:
         if not self._deep:
             return
         shadowed = not closure and _can_be_shadowed(optimizer)
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.dtype not in LOW or (parameter.grad is None and not closure):
-                        continue
-                    if type(parameter) not in (torch.Tensor, torch.nn.Parameter) or _is_sparse(parameter.grad):
-                        self._host.unobserved("weight updates of sharded or sparse parameters")
-                        continue
-                    intended = _intended(optimizer, group, parameter) if shadowed else None
-                    self._before[id(parameter)] = (parameter, parameter.detach().clone(), intended)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.dtype not in LOW or (parameter.grad is None and not closure):
+                    continue
+                if type(parameter) not in (torch.Tensor, torch.nn.Parameter) or _is_sparse(parameter.grad):
+                    self._host.unobserved("weight updates of sharded or sparse parameters")
+                    continue
+                intended = _intended(optimizer, group, parameter) if shadowed else None
+                self._before[id(parameter)] = (parameter, parameter.detach().clone(), intended)
 
     def after_step(self, optimizer: Any) -> None:
         """Compare. A step that a fused kernel left out because of an inf counts as no update."""
         if not self._before:
             return
         found_inf = getattr(optimizer, "found_inf", None)
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    kept = self._before.pop(id(parameter), None)
-                    if kept is not None:
-                        self._compare(*kept, found_inf)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                kept = self._before.pop(id(parameter), None)
+                if kept is not None:
+                    self._compare(*kept, found_inf)
 
     def _compare(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from amp_audit.trace.schema import VERSION, End, Header, Rows, StepRecord, Trace, from_json
 
@@ -43,13 +44,15 @@ def _read_file(file: Path) -> Trace | None:
         if torn:
             raise TraceError(f"{file}:{number - 1}: not a trace record")
         try:
-            record = from_json(json.loads(line), rows)
+            data = json.loads(line)
+            _check_version(file, data)
+            record = from_json(data, rows)
+        except TraceError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             torn = True  # forgiven when it is the last line
             continue
         if isinstance(record, Header):
-            if record.schema != VERSION:
-                raise TraceError(f"{file}: written as trace version {record.schema}; this is version {VERSION}")
             trace = Trace(record, [])
         elif trace is None:
             raise TraceError(f"{file}:{number}: a trace begins with its header")
@@ -61,6 +64,13 @@ def _read_file(file: Path) -> Trace | None:
     if trace is not None:
         trace.torn = torn
     return trace
+
+
+def _check_version(file: Path, data: dict[str, Any]) -> None:
+    """Raises TraceError for the header of a trace of another version, whatever else that holds."""
+    if data["type"] == "header" and data["schema"] != VERSION:
+        writer = f"amp-audit {data.get('amp_audit')} as trace version {data['schema']}"
+        raise TraceError(f"{file}: written by {writer}; this amp-audit reads version {VERSION}: record the run again")
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:

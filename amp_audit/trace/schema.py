@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-VERSION = 1
+VERSION = 2
+"""What is read: a trace of another version is refused. 2: ``OpRow.read`` and ``CastRow.again`` stand between counts."""
 
 PHASES = ("forward", "recompute", "backward", "optimizer", "other")
 

@@ -9,7 +9,7 @@ from amp_audit import rulebook
 from amp_audit.model import Confidence, Coverage, Evidence, Finding, Location, Related, Severity, Verdict
 from amp_audit.report.content import Program, Report
 from amp_audit.report.summary import summarize
-from amp_audit.trace.schema import CastRow, End, Header, Number, OpRow, Place, StepRecord, Trace
+from amp_audit.trace.schema import VERSION, CastRow, End, Header, Number, OpRow, Place, StepRecord, Trace
 
 CODE = "scaler.scale(loss).backward()\nclip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\n"
 
@@ -39,7 +39,7 @@ def clip(path: str = "train.py", **changes: object) -> Finding:
 
 def header(**changes: object) -> Header:
     base = Header(
-        schema=1,
+        schema=VERSION,
         amp_audit="0.1.0",
         torch="2.13.0+cpu",
         python="3.11.9",

@@ -68,8 +68,7 @@ def recorded() -> Iterator[Recorded]:
         assert not complaints
         (trace,) = reader.read(folder)
     (result.step,) = trace.steps
-    # That something was compiled earlier in this process is not of this run.
-    result.unobserved = Counter({k: n for k, n in recording.unobserved.items() if not k.startswith("compiled code")})
+    result.unobserved = recording.unobserved
     result.notes, result.stop = host.notes, recording.stop
 
 

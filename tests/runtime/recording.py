@@ -22,9 +22,9 @@ def every_step_deep() -> Iterator[None]:
         yield
 
 
-def recorded(run: Callable[[], object], folder: Path, *, sample: str = "all") -> Trace:
+def recorded(run: Callable[[], object], folder: Path, *, sample: str = "all", deep: str = "default") -> Trace:
     """The trace of what ``run`` does; an exception of its own ends it and is no failure."""
-    session = Session(Config(trace_dir=str(folder / "trace"), sample=sample, go_on=True, main=True))
+    session = Session(Config(trace_dir=str(folder / "trace"), sample=sample, deep=deep, go_on=True, main=True))
     session.begin()
     reason = "failed"
     try:
@@ -51,5 +51,5 @@ def numbers(trace: Trace, name: str) -> list[Number]:
 
 
 def notes(trace: Trace) -> list[str]:
-    """What went wrong. That something was compiled earlier in this process is not of this run."""
-    return [note for step in trace.steps for note in step.notes if not note.startswith("torch.compile")]
+    """What went wrong."""
+    return [note for step in trace.steps for note in step.notes]

@@ -112,6 +112,28 @@ def test_the_exponents_of_a_gradient_are_those_of_the_gradient(tmp_path: Path) -
         assert values == named(histogram(parameter.grad).tolist())
 
 
+def test_what_is_measured_is_not_itself_recorded(tmp_path: Path) -> None:
+    """A deep step has the operators of any other, in the places and phases of any other."""
+
+    def train() -> None:
+        model = network("mlp").half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 32).half()).float().square().mean().backward()
+            optimizer.step()
+
+    def ops(trace: Trace) -> list[Counter[tuple[str, str]]]:
+        return [Counter({(row.op, row.phase): row.calls for row in step.ops}) for step in trace.steps]
+
+    plain = recorded(train, tmp_path / "plain", deep="none")
+    deep = recorded(train, tmp_path / "deep", deep="all")
+    assert [step.deep for step in deep.steps] == [True] * 3 and not any(step.deep for step in plain.steps)
+    assert numbers(deep, "exponents") and numbers(deep, "lost_updates") and numbers(deep, "grad_norm")
+    assert ops(deep) == ops(plain)
+    assert not [row for step in deep.steps for row in step.ops if "scatter" in row.op or "shift" in row.op]
+
+
 @pytest.mark.parametrize("unscale", [False, True])
 def test_loss_and_gradient_norm_are_the_true_ones(unscale: bool, tmp_path: Path) -> None:
     seen: list[tuple[float, float]] = []

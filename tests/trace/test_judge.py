@@ -12,7 +12,7 @@ from amp_audit import rulebook
 from amp_audit.model import Confidence, Finding, Location, Severity, Subject, Verdict
 from amp_audit.trace import judge
 from amp_audit.trace.replay import event_of, where
-from amp_audit.trace.schema import CastRow, End, EventRow, Header, Number, Place, StepRecord, Trace
+from amp_audit.trace.schema import VERSION, CastRow, End, EventRow, Header, Number, Place, StepRecord, Trace
 
 BOOK = rulebook.load()
 PATH = "/work/train.py"
@@ -20,7 +20,7 @@ PATH = "/work/train.py"
 
 def header(rank: int = 0) -> Header:
     return Header(
-        schema=1,
+        schema=VERSION,
         amp_audit="0",
         torch="2.13.0+cpu",
         python="3.11",

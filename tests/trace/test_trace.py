@@ -199,6 +199,15 @@ def test_what_is_no_trace_is_said_clearly(tmp_path: Path) -> None:
     file.write_text(lines[0].replace(f'"schema":{VERSION}', '"schema":99') + "\n")
     with pytest.raises(reader.TraceError, match="version 99"):
         reader.read(tmp_path)
+    # Written before rows said what they read: their counts have other places. Its header may hold anything else.
+    old = '{"type":"header","schema":1,"amp_audit":"0.0.9","renamed":3}'
+    step = '{"type":"step","step":1,"recorded":true,"ops":[[0,1,2,3,4]]}'
+    for text in (old, f"{old}\n{step}\n{step}\n"):
+        file.write_text(text)
+        with pytest.raises(
+            reader.TraceError, match=r"written by amp-audit 0.0.9 as trace version 1; .* record the run"
+        ):
+            reader.read(tmp_path)
     file.write_text(lines[0][:20])
     assert reader.read(tmp_path) == []
 
