@@ -176,3 +176,23 @@ def test_a_builtin_and_a_logger_reach_no_method_of_that_name() -> None:
     heat = Heat([module])
     hot = {function.qualname for function, _ in definitions(module.body) if heat.function(function)}
     assert hot == {"Model.info", "Model.print", "Model.save", "uses"}
+
+
+@pytest.mark.parametrize(
+    ("call", "followed"), [("text.split()", False), ("self.split()", True), ("text.divide()", True)]
+)
+def test_methods_that_strings_have_too_do_not_make_code_matter(call: str, followed: bool) -> None:
+    source = f"""
+class Trainer:
+    def split(self):
+        self.optimizer.zero_grad()
+
+    def divide(self):
+        self.optimizer.zero_grad()
+
+    def read(self, text):
+        return {call}
+"""
+    module = lowering.lower("/project/main.py", source)
+    read = next(function for function, _ in definitions(module.body) if function.name == "read")
+    assert Heat([module]).function(read) is followed

@@ -1,0 +1,120 @@
+"""Loops over micro-batches: what counts them, which tests end them, and what may divide their losses."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from amp_audit import rulebook
+from amp_audit.static.binding.project import Project
+from amp_audit.static.source import lowering
+from amp_audit.static.walking import paths
+from tests.static.walked import HEAD, rules
+
+
+@pytest.mark.parametrize("loop", ["while True:", "for x in loader:", "for x in tqdm(loader, total=9):"])
+def test_what_a_loop_counts_by_hand_is_any_number_later_on(loop: str) -> None:
+    body = f"""
+        count = 0
+        {loop}
+            with torch.autocast("cuda"):
+                loss = model(x).mean() / 4
+            scaler.scale(loss).backward()
+            count += 1
+            if count % 4 == 0:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+    """
+    assert rules(body) == set()
+    assert rules(body.replace("scaler.unscale_(optimizer)", "pass")) == {"AMP202"}
+
+
+@pytest.mark.parametrize(
+    ("test", "found"),
+    [
+        ("(step + 1) % n == 0", True),
+        ("not (step + 1) % n", True),
+        ("step % n == n - 1", True),
+        ("(step + 1) % n == 0 or step + 1 == len(loader)", True),
+        ("args.clip and (step + 1) % n == 0 or n == 1", True),
+        ("args.debug", False),
+        ("step > 0", False),
+    ],
+)
+def test_a_boundary_test_is_known_in_whatever_way_it_is_written(test: str, found: bool) -> None:
+    body = f"""
+        n = args.accumulate
+        scaler.scale(loss).backward()
+        if {test}:
+            scaler.step(optimizer)
+            scaler.update()
+    """
+    assert rules(body) == ({"AMP223"} if found else set())
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        ("nn.functional.mse_loss(model(x), x)", True),
+        ("nn.functional.mse_loss(model(x), x) / n", False),
+        ("model(x, n_accum)", False),
+        ("nn.functional.mse_loss(model(x), x).sum()", False),
+        ("nn.functional.mse_loss(model(x), x) * args.weight + model(x).mean()", True),
+        ("args.loss_of(x)", False),
+    ],
+)
+def test_losses_that_something_may_divide_are_not_said_to_be_summed(loss: str, found: bool) -> None:
+    body = f"""
+        n = args.accumulate
+        n_accum = args.accumulate
+        loss = {loss}
+        scaler.scale(loss).backward()
+        if (step + 1) % n == 0:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    """
+    head = HEAD.replace("        optimizer.zero_grad()\n", "").replace(
+        "            loss = model(x).mean()\n", "            pass\n"
+    )
+    source = head + textwrap.indent(textwrap.dedent(body), " " * 8) + "    model.eval()\n"
+    raw, notes = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert notes == []
+    assert {each.rule.id for each in raw} == ({"AMP223"} if found else set())
+
+
+@pytest.mark.parametrize(
+    ("count", "loss", "clears", "found"),
+    [
+        ("args.accumulate", "model(x).mean()", "", True),
+        ("args.accumulate", "model(x).mean() / args.accumulate", "", False),
+        ("args.accumulate", "model(x).mean() / args.accumulate", "optimizer.zero_grad()", True),
+        ("args.crops", "model(x).mean()", "", False),
+    ],
+)
+def test_a_loop_over_micro_batches_is_an_accumulation(count: str, loss: str, clears: str, found: bool) -> None:
+    source = f"""
+import torch
+
+def train(model, optimizer, batches, args):
+    model.train()
+    scaler = torch.amp.GradScaler("cuda")
+    while True:
+        optimizer.zero_grad()
+        for micro in range({count}):
+            {clears or "pass"}
+            x = next(batches)
+            with torch.autocast("cuda"):
+                loss = {loss}
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+    raw, notes = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert notes == []
+    assert {each.rule.id for each in raw} == ({"AMP223"} if found else set())

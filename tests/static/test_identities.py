@@ -1,0 +1,222 @@
+"""Models, optimizers, scalers and gradients that are handed on, held by other things, or dealt with out of sight."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from amp_audit import rulebook
+from amp_audit.static.binding.project import Project
+from amp_audit.static.source import lowering
+from amp_audit.static.walking import paths
+from tests.static.walked import ids, rules
+
+
+@pytest.mark.parametrize(
+    "call", ["trainer.step_all(scaler)", "trainer.step_all(model, scaler=scaler)", "advance(scaler)"]
+)
+def test_what_a_scaler_is_handed_to_may_step_it(call: str) -> None:
+    body = f"""
+        scaler.scale(loss).backward()
+        {call}
+        scaler.update()
+    """
+    assert rules(f"scaler = torch.amp.GradScaler('cuda')\n{textwrap.dedent(body)}") == set()
+    other = body.replace(call, "print(scaler)")
+    assert "AMP206" in rules(f"scaler = torch.amp.GradScaler('cuda')\n{textwrap.dedent(other)}")
+
+
+def test_a_function_that_is_handed_a_model_in_a_region_runs_it() -> None:
+    source = """
+import torch
+from torch import nn
+
+def compute(model, x):
+    return model(x).mean(), {}
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in [1, 2]:
+    with torch.autocast("cuda"):
+        loss, info = compute(model, x)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert [found.rule.id for found in raw] == ["AMP201"]
+
+
+def test_only_the_model_that_was_stepped_is_stale_in_a_region() -> None:
+    source = """
+import torch
+from torch import nn
+
+G, D = nn.Linear(4, 4), nn.Linear(4, 1)
+opt_g, opt_d = torch.optim.SGD(G.parameters(), lr=0.1), torch.optim.SGD(D.parameters(), lr=0.1)
+for x in [1, 2]:
+    opt_g.zero_grad()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        fake = G(x)
+        loss_g = D(fake).mean()
+        loss_g.backward()
+        opt_g.step()
+        loss_d = D(fake.detach()).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
+"""
+    raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert {found.rule.id for found in raw} == {"AMP303"}
+
+
+def test_two_dicts_that_are_filled_alike_hold_different_things() -> None:
+    source = """
+    import torch
+    class Agent:
+        def __init__(self, models, schedules):
+            self.scaler = torch.amp.GradScaler("cuda")
+            self.models, self.optimizers, self.schedulers = models, {}, {}
+            for uid in models:
+                self.optimizers[uid] = torch.optim.Adam(models[uid].parameters())
+                self.schedulers[uid] = schedules[uid](self.optimizers[uid])
+        def update(self, batches):
+            for uid in self.models:
+                for x in batches:
+                    with torch.autocast("cuda"):
+                        loss = self.models[uid](x).mean()
+                    self.optimizers[uid].zero_grad()
+                    self.scaler.scale(loss).backward()
+                    self.scaler.step(self.optimizers[uid])
+                    self.scaler.update()
+                self.schedulers[uid].step()
+    """
+    assert "AMP203" not in ids(source)
+    assert "AMP203" in ids(source.replace("self.schedulers[uid].step()", "self.optimizers[uid].step()"))
+
+
+PROBED = """
+import torch
+def run(cfg, batches):
+    model = get_model(cfg)
+    model.train()
+    generator, discriminator = model.generator, model.discriminator
+    opt_g = torch.optim.Adam(generator.parameters())
+    opt_d = torch.optim.Adam(discriminator.parameters())
+    for x in batches:  # one of each size, for the memory they take
+        opt_d.zero_grad()
+        model(x, False).backward()
+        opt_g.zero_grad()
+        model(x, True).backward()
+    scaler = torch.amp.GradScaler("cuda")
+    for x in batches:
+        with torch.autocast("cuda"):
+            loss_d = model(x, False)
+        {}.zero_grad()
+        scaler.scale(loss_d).backward()
+        scaler.step(opt_d)
+        with torch.autocast("cuda"):
+            loss_g = model(x, True)
+        opt_g.zero_grad()
+        scaler.scale(loss_g).backward()
+        scaler.step(opt_g)
+        scaler.update()
+"""
+
+
+def test_clearing_a_part_leaves_of_the_whole_nothing_that_is_known() -> None:
+    assert "AMP204" not in ids(PROBED.format("opt_d"))
+
+
+def test_a_gradient_that_is_dropped_under_a_test_is_not_all_of_them() -> None:
+    source = """
+    import torch
+    def fit(loader):
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda")
+        for x in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda"):
+                loss = model(x).mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            for p in model.parameters():
+                if p.requires_grad and not torch.isfinite(p.grad).all():
+                    p.grad = None
+            scaler.step(optimizer)
+            scaler.update()
+    """
+    assert "AMP212" not in ids(source)
+    assert "AMP212" in ids(source.replace("if p.requires_grad and not torch.isfinite(p.grad).all():", "if True:"))
+
+
+@pytest.mark.parametrize(
+    ("gradient", "expected"),
+    [
+        ("scaler.scale(gradient)", set()),
+        ("gradient=scaler.scale(gradient)", set()),
+        ("gradient", {"AMP204"}),
+        ("retain_graph=True", {"AMP204"}),
+    ],
+)
+def test_a_backward_that_starts_with_a_scaled_gradient_is_scaled(gradient: str, expected: set[str]) -> None:
+    source = f"""
+    import torch
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler()
+    for x in torch.randn(8, 3, 4):
+        optimizer.zero_grad()
+        features = model(x)
+        gradient = torch.ones_like(features)
+        features.backward({gradient})
+        scaler.scale(torch.ones(1))
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    """
+    assert ids(source) & {"AMP204", "AMP201"} == expected
+
+
+def test_what_init_leaves_none_and_code_uses_is_set_out_of_sight() -> None:
+    source = """
+    import torch
+    class Trainer:
+        def __init__(self):
+            self.scaler = torch.amp.GradScaler()
+            self.optimizer = self.network = None
+
+        def fit(self, loader):
+            for x in loader:
+                self.optimizer.zero_grad()
+                with torch.autocast("cuda"):
+                    loss = self.network(x).mean()
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+    """
+    assert ids(source) == set()
+    assert ids(source.replace("self.optimizer.zero_grad()", "pass")) == {"AMP223"}
+
+
+@pytest.mark.parametrize(("stepped", "expected"), [("head_optimizer", set()), ("optimizer", {"AMP203"})])
+def test_another_optimizer_may_step_what_the_scaler_has_not(stepped: str, expected: set[str]) -> None:
+    source = f"""
+    import torch
+    def fit(model, head, optimizer, head_optimizer, loader):
+        scaler = torch.amp.GradScaler()
+        for x in loader:
+            optimizer.zero_grad()
+            head_optimizer.zero_grad()
+            with torch.autocast("cuda"):
+                loss = model(x).mean()
+            scaler.scale(loss).backward()
+            head.backward_by_hand(x)
+            scaler.step(optimizer)
+            scaler.update()
+            {stepped}.step()
+    """
+    assert ids(source) & {"AMP203"} == expected
