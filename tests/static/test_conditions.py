@@ -264,3 +264,37 @@ def train(args, model, optimizer, loader):
     assert "AMP213" in ids(
         source.replace('GradScaler() if args["precision"] == "half"', 'GradScaler() if args["precision"] != "half"')
     )
+
+
+@pytest.mark.parametrize(("flag", "expected"), [("self.fp16", set()), ("self.other", {"AMP203"})])
+def test_a_flag_that_built_the_scaler_is_known_where_the_scaler_is(flag: str, expected: set[str]) -> None:
+    source = f"""
+import torch
+from torch import nn
+
+class Trainer:
+    def __init__(self, model, fp16, other):
+        self.model, self.fp16, self.other, self.scaler = model, fp16, other, None
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def prepare(self):
+        if self.fp16 and self.scaler is None:
+            self.scaler = torch.amp.GradScaler("cuda")
+
+    def train(self, loader):
+        self.prepare()
+        for x, y in loader:
+            self.optimizer.zero_grad()
+            with torch.autocast("cuda", enabled=self.fp16):
+                loss = nn.functional.mse_loss(self.model(x), y)
+            if self.scaler is not None:
+                self.scaler.scale(loss).backward()
+            else:
+                loss.backward()
+            if {flag}:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
+"""
+    assert ids(source) & {"AMP203"} == expected

@@ -69,7 +69,7 @@ for x in [1, 2]:
     opt_d.step()
 """
     raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
-    assert {found.rule.id for found in raw} == {"AMP303"}
+    assert {found.rule.id for found in raw} == {"AMP302", "AMP303"}
 
 
 def test_two_dicts_that_are_filled_alike_hold_different_things() -> None:

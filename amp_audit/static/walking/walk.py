@@ -175,23 +175,27 @@ class Walker(Caller):
     def _cold_if(self, statement: ir.If, world: World, flow: Flow) -> None:
         """An ``if`` that matters only for the names it assigns: no new paths, the names hold either value.
 
-        Of an arm one path stands for all, so nothing may be concluded from what was decided on it.
+        Where one path stands for several, nothing may be concluded from what was decided on it.
         """
         before = world.decided()
         decided = self.decide(statement.test, world)
         self._tests.append(statement.test)
         arms = [self.block(statement.body if true else statement.orelse, [after]).fall for true, after in decided]
         self._tests.pop()
+        for arm in arms:
+            if len(arm) > 1:
+                arm[0].retain(before)
         ends = [after for arm in arms for after in arm[:1]]
         if not ends:
             return
-        first = ends[0]
+        first, alone = ends[0], True
         for other in ends[1:]:
             if first.state != other.state:
                 flow.fall.append(other)
                 continue
             first.absorb(other)
-        if len(decided) > 1:
+            alone = False
+        if not alone:
             first.retain(before)
         flow.fall.append(first)
 
