@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# torchrun's own way of having an option set: each launch finds a free port, so that tests do not meet at one.
+os.environ["PET_STANDALONE"] = "1"
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

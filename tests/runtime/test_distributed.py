@@ -9,7 +9,7 @@ import pytest
 
 from amp_audit import rulebook
 from amp_audit.trace import judge
-from tests.runtime.drive import audited, plainly
+from tests.runtime.drive import again_after_abort, audited, plainly
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
@@ -40,6 +40,7 @@ for step in range(3):
     loss.backward()
     optimizer.step()
 if ranks:
+    dist.barrier()
     dist.destroy_process_group()
 """
 
@@ -56,7 +57,7 @@ def lost(trace: object) -> dict[str, object]:
 @pytest.mark.parametrize("view", [(), ("view",)])
 def test_ddp_hides_no_underflow_of_any_parameter(view: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    command = [TORCHRUN, "--nproc-per-node", "2", "--master-port", "29641", "train.py", *view]
+    command = [TORCHRUN, "--nproc-per-node", "2", "train.py", *view]
     ranks = audited(command, tmp_path, kind="launcher").traces
     assert [trace.header.rank for trace in ranks] == [0, 1]
     for rank, trace in enumerate(ranks):
@@ -68,7 +69,7 @@ def test_ddp_hides_no_underflow_of_any_parameter(view: tuple[str, ...], tmp_path
 
 def test_an_inf_of_another_rank_is_not_blamed_on_the_copy_that_brings_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    command = [TORCHRUN, "--nproc-per-node", "2", "--master-port", "29643", "train.py", "inf"]
+    command = [TORCHRUN, "--nproc-per-node", "2", "train.py", "inf"]
     innocent, guilty = audited(command, tmp_path, kind="launcher").traces
     blamed = [
         {number.op for number in trace.steps[1].numbers if number.name == "nonfinite"} for trace in (innocent, guilty)
@@ -100,13 +101,14 @@ for step in range(3):
         model.weight.grad[0, 0] = float("inf")
     scaler.step(optimizer)
     scaler.update()
+dist.barrier()
 dist.destroy_process_group()
 """
 
 
 def test_a_rank_that_skips_alone_is_found(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SKIPS_ALONE)
-    command = [TORCHRUN, "--nproc-per-node", "2", "--master-port", "29645", "train.py"]
+    command = [TORCHRUN, "--nproc-per-node", "2", "train.py"]
     traces = audited(command, tmp_path, kind="launcher").traces
     (found,) = [one for one in judge.findings(traces, rulebook.load()) if one.rule == "AMP708"]
     assert found.subject is not None and found.subject.name == "1"
@@ -136,6 +138,7 @@ for step in range(3):
     optimizer.step()
     if dist.get_rank() == 0:
         print(loss.item(), flush=True)
+dist.barrier()
 dist.destroy_process_group()
 """
 
@@ -143,8 +146,8 @@ dist.destroy_process_group()
 def test_sharded_parameters_are_trained_as_without_us(tmp_path: Path) -> None:
     """DTensor has no memory of its own: whoever reads it beneath its dispatch reads nowhere."""
     (tmp_path / "train.py").write_text(SHARDED)
-    command = ["--nproc-per-node", "2", "--master-port", "29647", "train.py"]
-    plain = plainly(["-m", "torch.distributed.run", *command], tmp_path)
+    command = ["--nproc-per-node", "2", "train.py"]
+    plain = again_after_abort(lambda: plainly(["-m", "torch.distributed.run", *command], tmp_path))
     watched = audited([TORCHRUN, *command], tmp_path, kind="launcher", deep="all")
     assert plain.code == watched.code == 0, watched.stderr
     assert watched.stdout == plain.stdout and plain.stdout.count(b"\n") == 3

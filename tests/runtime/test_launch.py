@@ -284,7 +284,7 @@ TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
 def test_a_launcher_s_ranks_attach_and_the_launcher_does_not(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED)
-    command = [TORCHRUN, "--nproc-per-node", "2", "--master-port", "29611", "train.py"]
+    command = [TORCHRUN, "--nproc-per-node", "2", "train.py"]
     run = audited(command, tmp_path, kind="launcher")
     assert run.code == 0, run.stderr
     assert sorted(run.stdout.split(b"\n")) == [b"", b"rank 0 0", b"rank 1 1"]
@@ -301,7 +301,7 @@ def test_a_launcher_s_ranks_attach_and_the_launcher_does_not(tmp_path: Path) -> 
 def test_ranks_with_an_amp_audit_each_write_one_report(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED)
     amp_audit = str(Path(sys.executable).with_name("amp-audit"))
-    ranks = ["--nproc-per-node", "2", "--master-port", "29613"]
+    ranks = ["--nproc-per-node", "2"]
     done = subprocess.run(
         [TORCHRUN, "--no-python", *ranks, amp_audit, "--steps", "2", "--format", "json", "train.py"],
         cwd=tmp_path,
