@@ -92,7 +92,7 @@ class Event:
     ``proportional`` says of a change of gradients that it commutes with the loss scale, of a hook, when False, that it
     makes one that does not.
     ``ran`` says where models run, for a backward all those that its loss comes from: ``"inside"`` a region that is on,
-    ``"outside"`` of any, or None.
+    ``"off"`` in one that is off, ``"outside"`` of any, or None.
     ``boundaries`` are, of a step or a zero_grad, the boundary tests that had come true when it happened, and of the end
     of an iteration those that had not come true in it. Only the code knows them.
     ``sometimes`` says of a zero_grad that it depends on something that changes from iteration to iteration, of a

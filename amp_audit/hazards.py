@@ -223,6 +223,10 @@ class Happened:
         """Something out of sight may have done this: it is not seen, and not nowhere."""
         self._possible.update(found)
 
+    def know(self, found: Iterable[str]) -> None:
+        """What holds of all the code around the events, in words."""
+        self._words.setdefault(None, set()).update(found)
+
     def may(self, scaler: Id | None = None) -> frozenset[str]:
         """What happened or may have happened."""
         return self.words(scaler) | self._possible

@@ -47,6 +47,8 @@ def words(event: Event) -> frozenset[str]:
         found.add(f"{kind}.{event.via.value}")
     if event.kind is Kind.BACKWARD and event.scaled is not None:
         found.add("backward.scaled" if event.scaled else "backward.plain")
+        if event.scaled and not _in_float32(event):
+            found.add("backward.scaled.low")
         if not event.scaled and event.dtype in LOW_PRECISION:
             found.add(f"backward.plain.{event.dtype}")
     if event.kind in (Kind.SAVE, Kind.LOAD):
@@ -54,6 +56,11 @@ def words(event: Event) -> frozenset[str]:
         if event.contents == {"scaler"}:
             found.add(f"{kind}.scaler_only")
     return frozenset(found)
+
+
+def _in_float32(event: Event) -> bool:
+    """Whether a loss surely comes from models that ran, all of them, where no region was on."""
+    return event.ran in ("outside", "off") and event.dtype not in LOW_PRECISION
 
 
 # Whose gradients an event concerns
@@ -173,7 +180,8 @@ def _evaluate(state: State, event: Event, facts: dict[str, object]) -> State:
 
 
 def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
-    facts.update(scaled=event.scaled, detached=event.detached, ran=event.ran)
+    facts.update(scaled=event.scaled, detached=event.detached, ran=event.ran, float32=_in_float32(event))
+    facts["seen"] = bool(event.owners) and not any(isinstance(owner, str) for owner in event.owners or ())
     facts["other_scaler"] = any(_of_another(held, event) for held in _held(state, event.owners or ()))
     if event.detached:
         return state

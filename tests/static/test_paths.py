@@ -865,3 +865,34 @@ for epoch in range(3):
 def test_a_scaler_stands_where_it_is_asked_for(call: str, text: str) -> None:
     source = ASKED.format(call)
     assert found(source) == {("AMP214", "main", line(source, text))}
+
+
+TRAINED = """
+import torch, models
+
+model = models.build()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for x in [1, 2]:
+    optimizer.zero_grad()
+    loss = model(x).mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        ("def build():\n    return REGISTRY['net']()", {"AMP215"}),
+        ("import torch\ndef build():\n    return torch.autocast('cuda')(REGISTRY['net']())", set()),
+        ("import torch\ndef build():\n    return REGISTRY['net']().to(torch.float16)", set()),
+    ],
+)
+def test_a_scaler_stands_alone_only_where_nothing_in_the_project_speaks_of_half_precision(
+    models: str, expected: set[str]
+) -> None:
+    modules = [lowering.lower(f"/project/{name}.py", code) for name, code in (("main", TRAINED), ("models", models))]
+    raw, _ = paths.find(Project(modules, Path("/project")), rulebook.load())
+    assert {found.rule.id for found in raw} & {"AMP215"} == expected

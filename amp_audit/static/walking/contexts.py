@@ -215,7 +215,7 @@ class Contexts(Ducks):
 def place_of(ran: frozenset[str]) -> str | None:
     """Where models ran, if all of them ran in the same place and it is known."""
     where = next(iter(ran)) if len(ran) == 1 else None
-    return where if where in ("inside", "outside") else None
+    return where if where in ("inside", "outside", "off") else None
 
 
 def _veils(value: Value) -> bool:

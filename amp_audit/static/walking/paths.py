@@ -40,6 +40,13 @@ _SPOKEN = {
 """What a call by that name may do on a path that was left out."""
 
 
+_HALVES = frozenset(
+    {"half", "float16", "bfloat16", "HalfTensor", "MixedPrecision", "MixedPrecisionPolicy", "fully_shard"}
+    | {"apex", "deepspeed", "accelerate", "Accelerator", "Fabric", "LightningModule", "torch_xla"}
+)
+"""Words of code that may compute in half precision without a region."""
+
+
 @dataclass(slots=True)
 class Entry:
     """What the walks of one entry met: its hazards, what happened, the files it went through.
@@ -80,6 +87,7 @@ class _Surveyor:
         self.watch: Watch[Place] = Watch(book, "static")
         self.done = Survey(deciding(self.modules, self.heat))
         self.repeated = frozenset().union(*map(repeated, self.modules))
+        self.known = _spoken_of_halves(frozenset().union(*(module.words for module in self.modules)))
 
     def survey(self) -> Survey:
         bases = {module.path: self.walk_module(module) for module in self.modules}
@@ -135,6 +143,7 @@ class _Surveyor:
     ) -> list[World]:
         """Walk an entry, ever fewer paths at a time until there is fuel enough; what an attempt met stands."""
         entry = Entry([], Happened(), {module.path})
+        entry.happened.know(self.known)
         ends: list[World] = []
         for width in WIDTHS:
             walker = Walker(self.project, self.watch, self.heat, module.path, self.done.visits)
@@ -164,6 +173,13 @@ class _Surveyor:
         for name in spoken & _SPOKEN.keys():
             if name != "step" or self.heat.scales(spoken):
                 entry.happened.allow(_SPOKEN[name])
+
+
+def _spoken_of_halves(words: frozenset[str]) -> set[str]:
+    """Whether a project computes in half precision in regions alone, or not even there, by its words."""
+    if words & _HALVES:
+        return set()
+    return {"halves.in_regions"} if "autocast" in words else {"halves.in_regions", "halves.none"}
 
 
 def _left_out(finished: bool, limits: Limits) -> str:
