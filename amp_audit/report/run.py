@@ -13,8 +13,9 @@ from rich.text import Text
 from amp_audit.report import emulated
 from amp_audit.report.content import Program, shown_path
 from amp_audit.report.source import printable
-from amp_audit.report.summary import BALANCE, Health, HotOp, ScalePoint, Summary, Underflow
+from amp_audit.report.summary import BALANCE, Health, HotOp, Saved, ScalePoint, Summary, Times, Underflow
 from amp_audit.report.words import ending, listed, plural, ranges, scale, share, size, work
+from amp_audit.trace.schema import Header
 
 MOST_ROWS = 5
 MOST_CHANGES = 8
@@ -95,16 +96,40 @@ def _precision(run: Summary, root: Path, limit: int) -> Iterator[RenderableType]
         for item in run.work:
             table.add_row(item.dtype, _bar(item.flops, total), share(item.flops, total), plural(item.calls, "call"))
         yield table
+    if run.times is not None:
+        yield from _times(run.times, run.header, verbose=limit > MOST_ROWS)
     if run.casts:
         yield Text("casts", style="dim")
         table = _grid(3)
         for cast in run.casts[:limit]:
             table.add_row(f"{cast.source} -> {cast.target}", plural(cast.calls, "call"), size(cast.bytes))
         yield table
+    if run.saved is not None:
+        yield from _saved(run.saved, limit)
     if run.float32:
         yield Text("float32 under autocast, and float32 matmuls anywhere, heaviest first", style="dim")
         yield Text(f"(by FLOPs or bytes moved: {BALANCE:g} FLOPs weigh as much as a byte)", style="dim")
         yield _float32(run.float32[:limit], root)
+
+
+def _times(times: Times, header: Header, verbose: bool) -> Iterator[RenderableType]:
+    how = "from event to event" if header.policy == "cuda" else "dispatch included"
+    yield Text(f"time of ops by dtype, a deep step (each by itself, {how})", style="dim")
+    table = _grid(4)
+    for name, spent in (*times.nanoseconds, ("casts", times.casts)):
+        if spent > times.total / 100 or (verbose and spent):
+            milliseconds = f"{spent / times.steps / 1e6:.2f} ms"
+            table.add_row(name, _bar(spent, times.total), share(spent, times.total), milliseconds)
+    yield table
+
+
+def _saved(saved: Saved, limit: int) -> Iterator[RenderableType]:
+    yield Text(f"kept for backward, at most (step {saved.step})", style="dim")
+    yield Text(", ".join(f"{dtype} {size(amount)}" for dtype, amount in saved.dtypes))
+    table = _grid(3)
+    for module, amount in saved.modules[:limit]:
+        table.add_row(ending(printable(module), NAME) or "outside of modules", share(amount, saved.bytes), size(amount))
+    yield table
 
 
 def _float32(ops: Sequence[HotOp], root: Path) -> Table:

@@ -26,11 +26,15 @@ BALANCE = 12.5
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Matmul and convolution work done in one dtype. ``flops`` counts a multiply-add twice."""
+    """Matmul and convolution work done in one dtype. ``flops`` counts a multiply-add twice.
+
+    ``nanoseconds``: of those calls that were timed.
+    """
 
     dtype: str
     flops: int
     calls: int
+    nanoseconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,33 @@ class CastTotal:
     calls: int
     elements: int
     bytes: int
+    nanoseconds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long ops took on the deep steps, each by itself: by the dtype they compute in, casts apart.
+
+    ``steps``: how many steps of how many ranks were timed.
+    """
+
+    nanoseconds: tuple[tuple[str, int], ...]
+    casts: int
+    steps: int
+
+    @property
+    def total(self) -> int:
+        return sum(spent for _, spent in self.nanoseconds) + self.casts
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What autograd kept for backward in the step of one rank in which that was most, each largest first."""
+
+    bytes: int
+    step: int
+    dtypes: tuple[tuple[str, int], ...]
+    modules: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +183,8 @@ class Summary:
     silent_processes: int
     work: tuple[Work, ...] = ()
     casts: tuple[CastTotal, ...] = ()
+    times: Times | None = None
+    saved: Saved | None = None
     float32: tuple[HotOp, ...] = ()
     scales: Mapping[str, tuple[ScalePoint, ...]] | None = None
     underflow: tuple[Underflow, ...] = ()
@@ -189,6 +222,8 @@ def summarize(traces: Sequence[Trace]) -> Summary:
         silent_processes=len(traces) - len(trained),
         work=_work(rows),
         casts=_casts(casts),
+        times=_times(step for trace in trained for step in trace.steps),
+        saved=max(filter(None, map(_saved, trained)), key=lambda saved: saved.bytes, default=None),
         float32=_float32(rows),
         scales=_scales(first.steps),
         window=_window(trained),
@@ -215,20 +250,57 @@ def _reason(traces: Iterable[Trace]) -> str:
 
 
 def _work(rows: Iterable[OpRow]) -> tuple[Work, ...]:
-    flops: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
+    totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for row in rows:
         if row.flops is not None:
+            total = totals[computed_in(row)]
+            total[0] += row.flops
+            total[1] += row.calls
+            total[2] += row.nanoseconds or 0
+    return tuple(
+        Work(dtype, *total) for dtype, total in sorted(totals.items(), key=lambda item: (-item[1][0], item[0]))
+    )
+
+
+_WIDTHS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
+
+
+def _times(steps: Iterable[StepRecord]) -> Times | None:
+    """By dtype, the narrowest first; what is no floating point comes last."""
+    spent: Counter[str] = Counter()
+    casts = timed = 0
+    for step in steps:
+        before = sum(spent.values()) + casts
+        casts += sum(row.nanoseconds or 0 for row in step.casts)
+        for row in step.ops:
             dtype = computed_in(row)
-            flops[dtype] += row.flops
-            calls[dtype] += row.calls
-    return tuple(Work(dtype, flops[dtype], calls[dtype]) for dtype in sorted(flops, key=lambda d: (-flops[d], d)))
+            spent[dtype if dtype in FLOATS else "other"] += row.nanoseconds or 0
+        timed += sum(spent.values()) + casts > before
+    if not timed:
+        return None
+    return Times(tuple((dtype, spent[dtype]) for dtype in (*_WIDTHS, "other") if spent[dtype]), casts, timed)
+
+
+def _saved(trace: Trace) -> Saved | None:
+    most: Saved | None = None
+    for step in trace.steps:
+        dtypes: Counter[str] = Counter()
+        modules: Counter[str] = Counter()
+        for number in step.numbers:
+            if number.name == "saved":
+                dtypes[number.dtype or "?"] += int(number.values["bytes"] or 0)
+                modules[number.subject or ""] += int(number.values["bytes"] or 0)
+        total = sum(dtypes.values())
+        if total and (most is None or total > most.bytes):
+            most = Saved(total, step.step, tuple(dtypes.most_common()), tuple(modules.most_common()))
+    return most
 
 
 def _casts(rows: Iterable[CastRow]) -> tuple[CastTotal, ...]:
-    totals: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    totals: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for row in rows:
         total = totals[row.source, row.target]
+        total[3] += row.nanoseconds or 0
         total[0] += row.calls
         total[1] += row.elements
         total[2] += row.bytes

@@ -42,6 +42,7 @@ class Gradients:
     def _backward(self, original: Call) -> Call:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             if not self._teller.on() or torch._C._current_graph_task_id() != -1:
+                self._begins(tensors, nested=True)
                 original(tensors, grad_tensors, *args, **kwargs)
                 return
             self._teller.thread = threading.get_ident()
@@ -54,6 +55,7 @@ class Gradients:
                 before = self._teller.owners.snapshot()
                 losses = _losses(tensors, grad_tensors)
                 detached = roots.detached(_tensors(tensors))
+            self._begins(tensors, nested=False)
             original(tensors, grad_tensors, *args, **kwargs)
             with self._teller.quiet("backward"):
                 self._note_loss(tensors, losses[0])
@@ -61,6 +63,12 @@ class Gradients:
                     self._note_backward(before, *losses, detached)
 
         return backward
+
+    def _begins(self, tensors: Any, *, nested: bool) -> None:
+        if self._teller.before_backward and self._teller.on():
+            with self._teller.quiet("what is saved for backward"), torch._C._DisableTorchDispatch():
+                for listener in self._teller.before_backward:
+                    listener(_tensors(tensors), nested=nested)
 
     def _note_loss(self, tensors: Any, kinds: tuple[bool | None, ...]) -> None:
         """The loss of a backward from one scalar, without its scale."""
@@ -105,6 +113,7 @@ class Gradients:
                     (first, *more), scaler = _losses(outputs, grad_outputs)
                     row = self._teller.emit(Kind.AUTOGRAD_GRAD, scaled=None if more else first)
                     row.scaler = scaler
+                self._begins(outputs, nested=False)
             return original(outputs, inputs, grad_outputs, *args, **kwargs)
 
         return grad

@@ -6,7 +6,7 @@ brings them together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from amp_audit.trace.schema import EventRow, Number, Place
@@ -98,10 +98,20 @@ class Probe(Protocol):
         """It has stepped, before the session hears of it."""
 
 
+class Listener(Protocol):
+    """Is told that a backward begins."""
+
+    def __call__(self, roots: Sequence[Any], *, nested: bool) -> None:
+        """``roots``: the tensors that it is of; ``nested``: it runs inside another one."""
+
+
 class Scene(Protocol):
-    """What ``Signals`` knows and the measuring parts need. They enter themselves in ``probes`` when they are built."""
+    """What ``Signals`` knows and the measuring parts need. They enter themselves in ``probes`` and ``before_backward``
+    when they are built.
+    """
 
     probes: list[Probe]
+    before_backward: list[Listener]
 
     @property
     def current_scale(self) -> Any:

@@ -120,6 +120,10 @@ class Places:
             place = self._places[site] = self._resolve(self.sites[site])
         return place
 
+    def module(self, site: int) -> str | None:
+        """The module of a site, None outside of any."""
+        return self.modules.names[self.sites[site].module]
+
     def here(self) -> Place:
         """The calling thread's innermost line outside torch and amp_audit; columns where Python gives them."""
         frame: FrameType | None = sys._getframe(1)
@@ -278,6 +282,15 @@ class Modules:
         """What a parameter is called, e.g. ``"encoder.fc1.weight"``."""
         known = self._parameters.get(id(parameter))
         return known[1] if known and known[0]() is parameter else None
+
+    def owned(self) -> Iterator[Any]:
+        """The parameters and buffers of all modules that are known and alive."""
+        for reference in list(self._alive.values()):
+            module = reference()
+            if module is not None:
+                for tensor in (*module._parameters.values(), *module._buffers.values()):
+                    if tensor is not None:
+                        yield tensor
 
     def name(self, root: Any, prefix: str = "") -> None:
         """Give names to a module, all modules in it that have none, and their parameters."""

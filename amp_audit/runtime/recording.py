@@ -18,16 +18,21 @@ from torch.utils._python_dispatch import _disable_current_modes
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Observer, Part
 from amp_audit.runtime.patches import Patches
 from amp_audit.runtime.place import Places
+from amp_audit.runtime.stopwatch import Stopwatch
 from amp_audit.runtime.tracer import Book, Tracer, admit_higher_order_operators
 from amp_audit.trace.schema import Counts, EventRow
 from amp_audit.trace.writer import Writer
 
 
 class Recording:
-    """The recording of one process. ``active``: whether operators are seen now."""
+    """The recording of one process.
+
+    ``active``: whether operators are seen now; ``times``: whether those of deep steps are timed.
+    """
 
     def __init__(self, host: Host, places: Places) -> None:
         self.active = False
+        self.times = True
         self.book = Book(places, self._broken)
         self._host = host
         self._modules = places.modules
@@ -44,6 +49,12 @@ class Recording:
     @property
     def unobserved(self) -> Counter[str]:
         return self.book.unobserved
+
+    def maker(self, node: Any) -> str | None:
+        """The module in which the operator of an autograd node ran; None when it was not seen."""
+        tracer = self._tracer
+        site = tracer.site_of(node) if tracer is not None else None
+        return None if site is None else self.book.places.module(site)
 
     def add(self, part: Part) -> None:
         """Something that measures on recorded steps."""
@@ -95,6 +106,7 @@ class Recording:
     def step_begin(self, *, deep: bool) -> None:
         """A part of a recorded step begins."""
         self.book.deep = deep
+        self.book.stopwatch = Stopwatch() if deep and self.times else None
         for part in self._parts:
             try:
                 part.step_begin(deep=deep)

@@ -61,6 +61,7 @@ class Session:
         self.attached = attached
         self.places = Places()
         self.recording = Recording(self, self.places)
+        self.recording.times = config.emulate is None  # how long it takes to emulate an operator says nothing
         self.signals: Any = None
         self._hooks = Hooks()
         self._over = False
@@ -107,14 +108,17 @@ class Session:
     def _add_parts(self) -> None:
         from amp_audit.runtime.health import Health
         from amp_audit.runtime.numerics import Numerics
+        from amp_audit.runtime.saved import Saved
         from amp_audit.runtime.weights import Weights
 
         self.signals.probes.clear()
+        self.signals.before_backward.clear()
         if self.config.dry:
             return  # there are no values to measure
         self.recording.observe(Numerics(self, self.signals))
         self.recording.add(Weights(self, self.signals))
         self.recording.add(Health(self, self.signals))
+        self.recording.add(Saved(self, self.signals, self.recording.maker, self.places.modules.owned))
 
     def died(self, error: BaseException) -> None:
         """An error that the program did not catch ends what is recorded."""

@@ -43,6 +43,7 @@ class Signals:
         self._teller = Teller(host)
         self._parts = (Regions(self._teller), Gradients(self._teller))
         self.probes: list[Probe] = []
+        self.before_backward = self._teller.before_backward
         self._handles: list[Any] = []
         self._scaler_step: bool | None = None  # inside scaler.step: whether the optimizer itself stepped
         self._stepping: list[Any] = []

@@ -11,7 +11,7 @@ import torch
 
 from amp_audit.events import Kind
 from amp_audit.runtime.owners import Owner, Owners, low_dtype
-from amp_audit.runtime.parts import Host
+from amp_audit.runtime.parts import Host, Listener
 from amp_audit.runtime.patches import Patches
 from amp_audit.runtime.queue import Queue
 from amp_audit.trace.schema import EventRow, Place
@@ -32,6 +32,7 @@ class Teller:
         self.thread = threading.get_ident()
         self.current_scale: torch.Tensor | None = None
         self.backwards = 0
+        self.before_backward: list[Listener] = []
         self._failed: set[str] = set()
 
     def on(self) -> bool:

@@ -24,6 +24,7 @@ from amp_audit.runtime.dtypes import short
 from amp_audit.runtime.parts import CastCounts, CastKey, Observer
 from amp_audit.runtime.place import ENGINE, NOWHERE, OPTIMIZER, USER, Places
 from amp_audit.runtime.plans import INTO_FIRST, Plan, first, size
+from amp_audit.runtime.stopwatch import Stopwatch
 from amp_audit.trace.schema import PHASES, CastRow, Number, OpRow
 from amp_audit.trace.writer import Writer
 
@@ -47,6 +48,9 @@ _MANY_ERRORS = 100
 """So many different errors of operators are kept in one part of a step: a program may live by catching them."""
 
 LONG_ERROR = 200
+
+_BEFORE_TIME = 5 + len(CastCounts._fields)
+"""So many things stand before the time in the counts of a cast."""
 
 _ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
 _INNER_TYPES = frozenset({"FakeTensor", "FunctionalTensor"})
@@ -83,10 +87,13 @@ class Lane:
 class Row:
     """The counts of one row of the trace in the step in progress. Of casts ``read`` counts elements cast again."""
 
-    __slots__ = ("bytes", "calls", "elements", "flops", "itemsize", "number", "read", "second", "sizes", "works")
+    __slots__ = (
+        *("bytes", "calls", "elements", "flops", "itemsize", "nanoseconds", "number"),
+        *("read", "second", "sizes", "works"),
+    )
 
     def __init__(self, itemsize: int, works: bool) -> None:
-        self.calls = self.elements = self.bytes = self.read = self.second = self.flops = 0
+        self.calls = self.elements = self.bytes = self.read = self.second = self.flops = self.nanoseconds = 0
         self.sizes = (1, 1)  # bytes that each of what ``read`` and ``second`` count takes
         self.itemsize = itemsize
         self.works = works  # whether ``flops`` are known for the operator
@@ -105,6 +112,7 @@ class Book:
         self.region = 0
         self.observer: Observer | None = None
         self.deep = False
+        self.stopwatch: Stopwatch | None = None  # on deep steps
         self.cast: set[tuple[Any, ...]] = set()  # parameters cast in this region: id, version and dtype
         self.unobserved: Counter[str] = Counter()
         self.tracers: list[Tracer] = []
@@ -170,6 +178,8 @@ class Book:
 
     def collect(self, writer: Writer, counts: dict[CastKey, CastCounts]) -> tuple[list[list[int | None]], ...]:
         """The counts of the step that ends, as ``Writer.step`` takes them; all start from zero again."""
+        if self.stopwatch is not None:
+            self.stopwatch.read()
         ops = [self._collect_op(key, row, writer) for key, row in self.ops.items() if row.calls]
         casts = [self._collect_cast(key, row, writer, counts) for key, row in self.casts.items() if row.calls]
         return ops, casts
@@ -193,9 +203,11 @@ class Book:
         written = row.bytes + row.elements * row.itemsize
         read = row.read * row.sizes[0] + row.second * row.sizes[1]
         counts: list[int | None] = [row.number, row.calls, row.elements, written, read]
-        if row.works:
-            counts.append(row.flops)
-        row.calls = row.elements = row.bytes = row.read = row.second = row.flops = 0
+        if row.works or row.nanoseconds:
+            counts.append(row.flops if row.works else None)
+        if row.nanoseconds:
+            counts.append(row.nanoseconds)
+        row.calls = row.elements = row.bytes = row.read = row.second = row.flops = row.nanoseconds = 0
         return counts
 
     def _collect_cast(
@@ -206,8 +218,10 @@ class Book:
         if row.number is None:
             row.number = writer.define_cast(CastRow(about.phase, about.source, about.target, self.places.place(site)))
         written = row.elements * target.itemsize
-        counted = [row.number, row.calls, row.elements, written, row.read, *counts.get(about, ())]
-        row.calls = row.elements = row.read = 0
+        counted: list[int | None] = [row.number, row.calls, row.elements, written, row.read, *counts.get(about, ())]
+        if row.nanoseconds:
+            counted += [*([None] * (_BEFORE_TIME - len(counted))), row.nanoseconds]
+        row.calls = row.elements = row.read = row.nanoseconds = 0
         return counted
 
 
@@ -388,18 +402,26 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         lane.mutated = False
         return site
 
-    def _distant(self, owner: Lane, number: int) -> int:
-        """A node of an older part of the run, or of a forward on another thread."""
+    def site_of(self, node: Any) -> int | None:
+        """The site of the operator that a node of autograd was made for; None when it was not seen."""
+        return self._find(self.lane, node._sequence_nr())
+
+    def _find(self, owner: Lane, number: int) -> int | None:
         for lane in (owner, self.lane, *(tracer.lane for tracer in self.book.tracers if tracer is not self)):
             site = lane.find(number)
             if site is not None:
                 return site
+        return None
+
+    def _distant(self, owner: Lane, number: int) -> int:
+        """A node of an older part of the run, or of a forward on another thread."""
+        site = self._find(owner, number)
+        if site is not None:
+            return site
         self.book.unobserved["backward operators whose forward was not seen"] += 1
         return NOWHERE
 
-    def _count(
-        self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> None:
+    def _count(self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Row:
         arity = plan.arity
         if arity == 1:
             one, two = args[0], None
@@ -412,8 +434,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 two = dtype = None
             key = (plan, site, phase, self.book.region, one.dtype, dtype, out.dtype)
         else:
-            self._count_any(plan, site, phase, args, kwargs, out)
-            return
+            return self._count_any(plan, site, phase, args, kwargs, out)
         row = self._ops.get(key)
         if row is None:
             row = self.book.new_op(key, plan, tuple(filter(None, key[4:-1])), out, out.dtype.itemsize)
@@ -425,10 +446,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             row.second += two.numel()
         if plan.flops is not None:
             row.flops += plan.flops(args, out)
+        return row
 
     def _count_any(
         self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> None:
+    ) -> Row:
         """The same for any arguments. Operators without a result have written into their first argument."""
         written = args[0] if out is None and args else out
         inputs = plan.read(args, kwargs)
@@ -442,6 +464,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         row.read += size((*args, *kwargs.values()))[1]
         if plan.flops is not None:
             row.flops += plan.flops(args, out)
+        return row
 
     def _observed(self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that somebody else wants to see, too."""
@@ -452,11 +475,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 kept = book.observer.before(plan.func, args, kwargs, PHASES[phase], site)
             except Exception as error:
                 book.observer_broken(error)
-        out = plan.call(*args, **kwargs)
+        stopwatch, spent = book.stopwatch, None
+        if stopwatch is None:
+            out = plan.call(*args, **kwargs)
+        else:
+            out, spent = stopwatch.run(plan.call, args, kwargs, _on_gpu(args))
         try:
-            target = self._count_cast(plan, site, phase, args, out) if plan.cast else None
-            if target is None:
-                self._count(plan, site, phase, args, kwargs, out)
+            row, target = (plan.cast and self._count_cast(plan, site, phase, args, out)) or (None, None)
+            if row is None:
+                row = self._count(plan, site, phase, args, kwargs, out)
+            if stopwatch is not None:
+                stopwatch.book(row, spent)
         except Exception as error:
             self._give_up(error)
             return out
@@ -467,7 +496,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 book.observer_broken(error)
         return out
 
-    def _count_cast(self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], out: Any) -> torch.dtype | None:
+    def _count_cast(
+        self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], out: Any
+    ) -> tuple[Row, torch.dtype] | None:
         """Count a change between floating-point types, to the one returned; None when it only moved or copied."""
         read, written = (args[1], args[0]) if plan.cast == INTO_FIRST else (args[0], out)
         one, other = first(read), first(written)
@@ -486,4 +517,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if seen in self.book.cast:
                 row.read += elements
             self.book.cast.add(seen)
-        return target
+        return row, target
+
+
+def _on_gpu(args: tuple[Any, ...]) -> bool:
+    tensor = first([item for value in args for item in (value if value.__class__ is list else (value,))])
+    return tensor is not None and tensor.is_cuda and not torch.cuda.is_current_stream_capturing()

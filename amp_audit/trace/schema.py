@@ -47,6 +47,8 @@ class OpRow:
 
     ``autocast`` is the low-precision dtype of the region in force on the op's device, or None when autocast is off.
     ``flops`` counts multiply-adds twice, for matmul and convolution ops only, else None.
+    ``nanoseconds``: what the calls took, each by itself, on deep steps: by the clock on the CPU, between two events in
+    the stream on a GPU.
     """
 
     phase: str
@@ -60,6 +62,7 @@ class OpRow:
     bytes: int = 0
     read: int = 0
     flops: int | None = None
+    nanoseconds: int | None = None
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ class CastRow:
     ``nonzero``: source elements that are not zero; ``flushed``: of these, those that are zero after the cast and at
     or below the flush threshold of the target; ``subnormal``: results with 0 < \\|x\\| < finfo.tiny; ``zero``: source
     elements that were zero already; ``overflowed``: finite source elements that became inf.
+    ``nanoseconds``: see ``OpRow``.
     """
 
     phase: str
@@ -87,6 +91,7 @@ class CastRow:
     subnormal: int | None = None
     zero: int | None = None
     overflowed: int | None = None
+    nanoseconds: int | None = None
 
 
 @dataclass(slots=True)
@@ -137,6 +142,8 @@ class Number:
     rounding          per op and line, by float32 re-execution, where rounding does not explain it: sums of squared
                       errors and of squared values (finite, not subnormal), elements
     range             per op and line, forward, ``dtype`` float16, from 2**8 on: the largest finite magnitude, elements
+    saved             what autograd kept for the backward pass when most was kept in the step, by module (``subject``)
+                      and ``dtype``: bytes of memory, each counted once, without parameters and buffers; tensors
     raised            an op that raised; ``subject`` is the first line of the error, ``dtype`` its first tensor's;
                       without ``op`` the error that ended the program, ``subject`` beginning with its type
     closure           a scaler.step with a closure: backwards inside it
@@ -244,8 +251,11 @@ _TYPES: dict[str, type[Any]] = {"header": Header, "step": StepRecord, "rows": Ro
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 _ROWS: dict[str, type[Any]] = {"ops": OpRow, "casts": CastRow, "events": EventRow, "numbers": Number}
 _COUNTED: dict[type[Any], tuple[str, ...]] = {
-    OpRow: ("calls", "elements", "bytes", "read", "flops"),
-    CastRow: ("calls", "elements", "bytes", "again", "nonzero", "flushed", "subnormal", "zero", "overflowed"),
+    OpRow: ("calls", "elements", "bytes", "read", "flops", "nanoseconds"),
+    CastRow: (
+        *("calls", "elements", "bytes", "again", "nonzero", "flushed", "subnormal", "zero", "overflowed"),
+        "nanoseconds",
+    ),
 }
 R = TypeVar("R")
 Counts = Sequence[Sequence[int | None]]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_audit.report.summary import Work, summarize
+from amp_audit.report.summary import Saved, Times, Work, summarize
 from amp_audit.trace.schema import CastRow, End, Number
 
 from . import samples
@@ -109,3 +109,33 @@ def test_numbers_without_values_are_passed_over() -> None:
 def test_no_trace_is_an_error() -> None:
     with pytest.raises(ValueError, match="no trace"):
         summarize([])
+
+
+def test_times_are_summed_by_the_dtype_an_op_computes_in_and_casts_are_apart() -> None:
+    trace = samples.trace()
+    trace.steps[0].ops += [
+        samples.op("aten.mm", "float16", 9, flops=1, nanoseconds=300),
+        samples.op("aten.add.Tensor", "float32", 9, nanoseconds=100),
+        samples.op("aten.eq.Tensor", "int64", 9, nanoseconds=7),
+    ]
+    trace.steps[2].ops.append(samples.op("aten.mm", "float16", 9, flops=1, nanoseconds=200))
+    trace.steps[2].casts.append(CastRow("backward", "float16", "float32", samples.place(5), 1, 10, 40, nanoseconds=50))
+    summary = summarize([trace])
+    assert summary.times == Times((("float16", 500), ("float32", 100), ("other", 7)), casts=50, steps=2)
+    assert summary.times.total == 657
+    assert {work.dtype: work.nanoseconds for work in summary.work} == {"float16": 500, "float32": 0}
+    assert {(cast.source, cast.nanoseconds) for cast in summary.casts} == {("float32", 0), ("float16", 50)}
+
+
+def test_of_what_was_kept_for_backward_the_largest_step_is_told() -> None:
+    def kept(module: str, dtype: str, amount: int) -> Number:
+        return Number("saved", subject=module, dtype=dtype, values={"bytes": amount, "tensors": 1})
+
+    trace, other = samples.trace(), samples.trace(header=samples.header(rank=1, world_size=2))
+    trace.steps[0].numbers += [kept("fc1", "float16", 100), kept("", "float32", 10), kept("fc2", "float16", 30)]
+    trace.steps[1].numbers += [kept("fc1", "float16", 130)]
+    other.steps[1].numbers += [kept("fc1", "float16", 120)]
+    assert summarize([other, trace]).saved == Saved(
+        140, 1, (("float16", 130), ("float32", 10)), (("fc1", 100), ("fc2", 30), ("", 10))
+    )
+    assert summarize([samples.trace()]).saved is None
