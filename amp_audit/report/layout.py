@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
 
 from rich.console import Console, RenderableType
@@ -34,18 +34,34 @@ def show(
 
 
 def flowed(text: str) -> str:
-    """A text of a rule file for any width: paragraphs lose their line breaks, code keeps them."""
-    return text if _is_code(text) else "\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+    """A text of a rule file for any width: prose loses its line breaks, paragraphs that are code or indented do not."""
+    return "\n".join(part if _is_verbatim(part) else " ".join(part.split()) for part in text.split("\n\n"))
 
 
-def beginning(text: str, most: int = 280) -> str:
-    """The first sentences of a text, ``most`` characters unless one alone is longer."""
-    first, *others = re.split(r"(?<=[.!?])\s+(?=[A-Z])", flowed(text.split("\n\n")[0]))
+def beginning(text: str, least: int = 100, most: int = 280) -> str:
+    """The first sentences of a text: ``most`` characters, unless what comes before is less than ``least``."""
+    first, *others = _sentences(flowed(text.split("\n\n")[0]))
     for sentence in others:
-        if len(first) + len(sentence) >= most:
+        if len(first) >= least and len(first) + len(sentence) >= most:
             break
         first = f"{first} {sentence}"
     return first
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """What ends with a full stop, its quotes closed: ``raises "No inf checks. Stop."`` is one."""
+    sentence = ""
+    for part in re.split(r"(?<=[.!?])\s+(?=[A-Z])", text):
+        sentence = f"{sentence} {part}" if sentence else part
+        if sentence.count('"') % 2 == 0:
+            yield sentence
+            sentence = ""
+    if sentence:
+        yield sentence
+
+
+def _is_verbatim(text: str) -> bool:
+    return text.startswith(" ") or _is_code(text)
 
 
 def _is_code(text: str) -> bool:
