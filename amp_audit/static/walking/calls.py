@@ -142,7 +142,7 @@ class Caller(Evaluator):
         results: Results = [*flow.returned, *((NONE, each) for each in flow.fall)]
         for _, each in results:
             self._decorators_leave(entered, function.at, each)
-            each.frames = each.frames[: depth - 1]
+            each.back_to(depth - 1)
             each.stamp = stamp
         return _merge_results(results)
 
@@ -173,7 +173,7 @@ class Caller(Evaluator):
             return Literal.of(default.value)
         key = (func.module.path, f"={default.at}")
         if key not in world.globals:
-            world.globals[key] = self.once(func.module, default, world)
+            world.put_global(*key, self.once(func.module, default, world))
         return world.globals[key]
 
     def _decorators_enter(self, function: ir.Function, world: World) -> list[Value]:
@@ -222,12 +222,13 @@ class Caller(Evaluator):
         """The fields of a dataclass or named tuple; those that an unknown ``**`` may set are unknown."""
         assert instance.cls is not None
         names = [name for statement in instance.cls.cls.body for name in _field(statement)]
-        world.heap.update({(instance.id, name): value for name, value in zip(names, args)})
+        for name, value in zip(names, args):
+            world.put(instance.id, name, value)
         for name in names[len(args) :]:
             if name in named:
-                world.heap[(instance.id, name)] = named[name]
+                world.put(instance.id, name, named[name])
             elif "**" in named:
-                world.heap[(instance.id, name)] = Symbol(short(f"{label(instance.id)}.{name}"), name)
+                world.put(instance.id, name, Symbol(short(f"{label(instance.id)}.{name}"), name))
 
     def _call_instance(
         self, instance: Instance, node: ir.Call, args: list[Value], named: dict[str, Value], world: World

@@ -114,11 +114,11 @@ class Contexts(Ducks):
 
     def set_attribute(self, base: Value, target: ir.Attr, value: Value, world: World) -> None:
         if isinstance(base, Instance):
-            world.heap[(base.id, target.name)] = _texted(value, target)
+            world.put(base.id, target.name, _texted(value, target))
         elif isinstance(base, Symbol):
-            world.heap[(base.key, target.name)] = _texted(value, target)
+            world.put(base.key, target.name, _texted(value, target))
         elif isinstance(base, ModuleRef) and base.module is not None:
-            world.globals[(base.module.path, target.name)] = value
+            world.put_global(base.module.path, target.name, value)
 
     def descale(self, made: Value, scale: Scale, at: int, world: World) -> Value:
         """What is left of something scaled that was divided by the scale."""

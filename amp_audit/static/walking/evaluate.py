@@ -128,7 +128,7 @@ class Evaluator(abc.ABC):
     def _set_name(self, name: str, value: Value, world: World) -> None:
         frame = world.frame
         if frame.function is None or frame.shared.get(name) == "global":
-            world.globals[(frame.module.path, name)] = value
+            world.put_global(frame.module.path, name, value)
         else:
             frame.env[name] = value
 
@@ -141,7 +141,7 @@ class Evaluator(abc.ABC):
                     if known or not base.open:
                         self.bind(target.base, table, world)
                 elif isinstance(base, (Symbol, Instance)) and isinstance(index, Literal):
-                    world.heap[(key_of(base), f"[{index.value!r}]")] = value
+                    world.put(key_of(base), f"[{index.value!r}]", value)
 
     def lookup(self, name: str, world: World) -> Value:
         frame = world.frame
@@ -168,9 +168,9 @@ class Evaluator(abc.ABC):
         """A variable of a module whose own code has not been walked on this path."""
         key = (binding.module.path, f"={binding.expr.at}")
         if key not in world.globals:
-            world.globals[key] = Symbol(f"{tag(binding.module.path)}:{name}", name)
+            world.put_global(*key, Symbol(f"{tag(binding.module.path)}:{name}", name))
             value = self.once(binding.module, binding.expr, world)
-            world.globals[key] = setting(named(value, name), f"{tag(binding.module.path)}:{name}", name)
+            world.put_global(*key, setting(named(value, name), f"{tag(binding.module.path)}:{name}", name))
         return world.globals[key]
 
     def once(self, module: ir.Module, expr: ir.Expr, world: World) -> Value:

@@ -152,9 +152,9 @@ class Library(Methods):
         if WRAPPERS.search(name):
             given = args[0] if args else named.get("module", named.get("model"))
             if isinstance(given, Instance) and short_name == "compile":  # its graph casts the weights by itself
-                world.heap[(given.id, UNCACHED)] = Literal.of(True)
+                world.put(given.id, UNCACHED, Literal.of(True))
             if short_name in ("DistributedDataParallel", "DDP") and isinstance(given, (Instance, Symbol)):
-                world.heap[(given.id if isinstance(given, Instance) else given.key, REPLICATED)] = Literal.of(True)
+                world.put(given.id if isinstance(given, Instance) else given.key, REPLICATED, Literal.of(True))
             if isinstance(given, (Instance, Symbol, Func, Method)):
                 return [(given, world)]
         if name in ("copy.deepcopy", "copy.copy") and args and isinstance(args[0], Instance):
@@ -179,7 +179,7 @@ class Library(Methods):
         given = args[0] if args else named.get("module", NONE)
         strategy = key_of(named.get("sharding_strategy", NONE)).rpartition(".")[2]
         if isinstance(given, (Instance, Symbol)) and strategy != "NO_SHARD":
-            world.heap[(given.id if isinstance(given, Instance) else given.key, SHARDED)] = Literal.of(True)
+            world.put(given.id if isinstance(given, Instance) else given.key, SHARDED, Literal.of(True))
         return given
 
     def _builtin(

@@ -271,11 +271,11 @@ class Methods(Ranks):
         """Remember of a model whether it is frozen, and whether its weights are cached by autocast."""
         values = (*args, *named.values())
         if name == "requires_grad_":
-            world.heap[(owner, FROZEN)] = Literal.of(args[:1] == [Literal.of(False)])
+            world.put(owner, FROZEN, Literal.of(args[:1] == [Literal.of(False)]))
         elif name in ("half", "bfloat16") or any(dtype_of(value) in LOW_PRECISION for value in values):
-            world.heap[(owner, UNCACHED)] = Literal.of(True)
+            world.put(owner, UNCACHED, Literal.of(True))
         elif name in ("float", "double") or any(dtype_of(value) == "float32" for value in values):
-            world.heap[(owner, UNCACHED)] = Literal.of(False)
+            world.put(owner, UNCACHED, Literal.of(False))
 
     def _tensor(
         self, tensor: Tensor, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World

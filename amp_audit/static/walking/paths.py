@@ -102,7 +102,7 @@ class _Surveyor:
 
         def start() -> World:
             world = World([Frame(module)], deciding=self.done.deciding)
-            world.globals[(module.path, "__name__")] = Literal.of("__main__")
+            world.put_global(module.path, "__name__", Literal.of("__main__"))
             return world
 
         def run(walker: Walker, world: World) -> list[World]:

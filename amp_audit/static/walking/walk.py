@@ -327,6 +327,7 @@ class Walker(Caller):
         def resume(at_yield: World) -> list[World]:
             mine = at_yield.frames[depth:]
             at_yield.frames = at_yield.frames[:depth]
+            at_yield.own_frame()
             part = Flow()
             self._enter(statement, index + 1, at_yield, part)
             for each in part.fall:

@@ -98,11 +98,14 @@ class World:
     decided; one of these holds (none: nothing is known). Thus ``if a and b`` takes the same arm the next time, though
     it was false on one path for want of a and on the other for want of b. ``deciding`` are the names whose truth may
     choose a path that matters. ``limits`` is one for all paths of an entry.
+
+    Worlds share what they have in common: ``heap`` and ``globals`` are never changed in place, and of the frames only
+    the last one is. The first ``borrowed`` frames belong to the world that this one was forked from.
     """
 
     frames: list[Frame] = field(default_factory=list)
-    heap: dict[tuple[Hashable, str], Value] = field(default_factory=dict)
-    globals: dict[tuple[str, str], Value] = field(default_factory=dict)
+    heap: Mapping[tuple[Hashable, str], Value] = field(default_factory=dict)
+    globals: Mapping[tuple[str, str], Value] = field(default_factory=dict)
     state: State = field(default_factory=State)
     flags: dict[str, bool] = field(default_factory=dict)
     trail: Trail[Place] | None = None
@@ -115,6 +118,7 @@ class World:
     cases: tuple[Case, ...] = ()
     deciding: Deciding = field(default_factory=Deciding)
     limits: Limits = field(default_factory=Limits)
+    borrowed: int = 0
 
     @property
     def frame(self) -> Frame:
@@ -128,11 +132,29 @@ class World:
     def env(self) -> dict[str, Value]:
         return self.frames[-1].env
 
+    def put(self, owner: Hashable, name: str, value: Value) -> None:
+        """Set an attribute of an instance or of a symbol."""
+        self.heap = {**self.heap, (owner, name): value}
+
+    def put_global(self, path: str, name: str, value: Value) -> None:
+        self.globals = {**self.globals, (path, name): value}
+
+    def back_to(self, depth: int) -> None:
+        """Leave the frames above the first ``depth``; what is the last one now is this world's own."""
+        self.frames = self.frames[:depth]
+        if self.borrowed >= depth:
+            self.own_frame()
+
+    def own_frame(self) -> None:
+        """Take a copy of the last frame, so that no other world sees what is set in it."""
+        self.frames = [*self.frames[:-1], self.frame.copy()]
+        self.borrowed = min(self.borrowed, len(self.frames) - 1)
+
     def fork(self) -> World:
         return World(
-            [frame.copy() for frame in self.frames],
-            dict(self.heap),
-            dict(self.globals),
+            [*self.frames[:-1], self.frame.copy()],
+            self.heap,
+            self.globals,
             self.state,
             dict(self.flags),
             self.trail,
@@ -145,6 +167,7 @@ class World:
             self.cases,
             self.deciding,
             self.limits,
+            len(self.frames) - 1,
         )
 
     def standing(self) -> Hashable:
@@ -165,7 +188,10 @@ class World:
     def like(self, other: World) -> bool:
         """Whether two worlds differ only in decided conditions, in the way here and in what is only data."""
         return (
-            all(_alike(a.env, b.env, self.deciding.local(a.function)) for a, b in zip(self.frames, other.frames))
+            all(
+                a is b or _alike(a.env, b.env, self.deciding.local(a.function))
+                for a, b in zip(reversed(self.frames), reversed(other.frames))
+            )
             and _alike(self.heap, other.heap, self.deciding.attributes)
             and _alike(self.globals, other.globals, self.deciding.globals)
         )
@@ -176,10 +202,12 @@ class World:
         common = {key: value for key, value in self.flags.items() if other.flags.get(key) is value}
         self.cases = simplified({*self._beyond(common), *other._beyond(common)})
         self.flags = common
-        for mine, theirs in zip(self.frames, other.frames):
-            blend(mine.env, theirs.env)
-        blend(self.heap, other.heap)
-        blend(self.globals, other.globals)
+        for number, (mine, theirs) in enumerate(zip(self.frames, other.frames)):
+            if mine is not theirs:
+                own = self.frames[number] = mine if mine is self.frame else mine.copy()
+                own.env.update(_differing(mine.env, theirs.env))
+        self.heap = blended(self.heap, other.heap)
+        self.globals = blended(self.globals, other.globals)
 
     def decided(self) -> frozenset[str]:
         """The conditions of which something is known."""
@@ -341,8 +369,10 @@ def melt(worlds: list[World]) -> World:
     melted = first.fork()
     for world in rest:
         melted.state = join(melted.state, world.state)
-        for mine, other in zip(melted.frames, world.frames):
-            mine.env = _shared(mine.env, other.env)
+        melted.frames = [
+            mine if mine is other else replace(mine, env=dict(_shared(mine.env, other.env)))
+            for mine, other in zip(melted.frames, world.frames)
+        ]
         melted.heap = _shared(melted.heap, world.heap)
         melted.globals = _shared(melted.globals, world.globals)
         melted.cases = ()
@@ -350,30 +380,37 @@ def melt(worlds: list[World]) -> World:
     return melted
 
 
-def _shared(one: dict[K, Value], two: dict[K, Value]) -> dict[K, Value]:
+def _shared(one: Mapping[K, Value], two: Mapping[K, Value]) -> Mapping[K, Value]:
+    if one is two:
+        return one
     return {key: either(value, two[key]) if key in two else value for key, value in one.items()}
 
 
-def blend(mine: dict[K, Value], other: dict[K, Value]) -> None:
-    """Names that hold different things in two worlds hold either in ``mine``."""
-    for key, value in other.items():
-        own = mine.get(key)
-        if own is None:
-            mine[key] = value
-        elif own is not value:
-            mine[key] = either(own, value)
+def blended(mine: Mapping[K, Value], other: Mapping[K, Value]) -> Mapping[K, Value]:
+    """Names that hold different things in two worlds hold either."""
+    differing = {} if mine is other else _differing(mine, other)
+    return {**mine, **differing} if differing else mine
 
 
-def _alike(one: dict[K, Value], two: dict[K, Value], deciding: frozenset[str] | None) -> bool:
+def _differing(mine: Mapping[K, Value], other: Mapping[K, Value]) -> dict[K, Value]:
+    """What the names hold that do not hold the same in two worlds: either, or what only the other one has."""
+    return {
+        key: value if own is None else either(own, value)
+        for key, value in other.items()
+        if (own := mine.get(key)) is not value
+    }
+
+
+def _alike(one: Mapping[K, Value], two: Mapping[K, Value], deciding: frozenset[str] | None) -> bool:
     """Whether names hold the same but for data: identities, what carries a scale, switches that choose a path."""
-    for name, value in one.items():
-        other = two.get(name)
-        if other is value:
-            continue
+    if one is two:
+        return True
+    for name in [name for name, value in one.items() if two.get(name) is not value]:
+        value, other = one[name], two.get(name)
         telling = _tells(name, value, deciding) or (other is not None and _tells(name, other, deciding))
         if telling and (other is None or _outline(value) != _outline(other)):
             return False
-    return not any(_tells(name, value, deciding) for name, value in two.items() if name not in one)
+    return not any(_tells(name, two[name], deciding) for name in two.keys() - one.keys())
 
 
 def _tells(key: Hashable, value: Value, deciding: frozenset[str] | None) -> bool:
