@@ -55,6 +55,7 @@ def trace(
     sample: str | int = "default",
     deep: str | int = "default",
     steps: int | None = None,
+    compile: str = "eager",
 ) -> AbstractContextManager[Traced]:
     """Record the training steps of this process while the context is open. Needs torch.
 
@@ -62,15 +63,16 @@ def trace(
 
     What was built before the context is known by its first use; given here, it has its name from the first step on.
     ``sample``: ``"default"``, ``"all"`` or N (every Nth step); ``deep``: which of the recorded ones run
-    their operators again in float32: ``"default"``, ``"all"``, ``"none"`` or N; ``steps``: no more than so many.
-    Raises RuntimeError while another recording is open.
+    their operators again in float32: ``"default"``, ``"all"``, ``"none"`` or N; ``steps``: no more than so many;
+    ``compile``: recorded steps run compiled functions as written (``"eager"``) or compiled (``"observe"``).
+    Raises RuntimeError while another recording is open, ValueError for an option that is none of these.
     """
     from amp_audit import supervisor, tracing
     from amp_audit.runtime import context
     from amp_audit.trace import ranks
 
     folder = supervisor.trace_folder(supervisor.Recording(), ranks.member())
-    return tracing.opened(context.trace(folder, model, optimizer, scaler, str(sample), str(deep), steps))
+    return tracing.opened(context.trace(folder, model, optimizer, scaler, str(sample), str(deep), steps, compile))
 
 
 def load_trace(folder: str | Path) -> Sequence[Trace]:

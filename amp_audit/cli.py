@@ -314,6 +314,12 @@ def _add_recording(parser: _Parser) -> None:
         metavar="default|all|none|N",
         help="recorded steps whose ops run again in float32: the 2nd and every 10th; all; none; every Nth",
     )
+    group.add_argument(
+        "--compile",
+        choices=("eager", "observe"),
+        default="eager",
+        help="on recorded steps run what torch.compile was given as written (eager), or watch it compiled (observe)",
+    )
     group.add_argument("--continue", dest="go_on", action="store_true", help="let the program run on after --steps")
     group.add_argument("--trace", type=Path, metavar="DIR", help="where the trace goes (.amp-audit/<time>-<pid>)")
 
@@ -432,7 +438,16 @@ def _recording(options: argparse.Namespace) -> Recording:
     from amp_audit.supervisor import Recording
 
     device = options.emulate or ("cuda" if options.dry_run else None)
-    return Recording(options.steps, options.sample, options.deep, options.go_on, options.trace, device, options.dry_run)
+    return Recording(
+        options.steps,
+        options.sample,
+        options.deep,
+        options.go_on,
+        options.trace,
+        device,
+        options.dry_run,
+        options.compile,
+    )
 
 
 def _configured(options: argparse.Namespace) -> Configuration:

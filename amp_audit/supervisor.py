@@ -34,7 +34,7 @@ class Recording:
     """How a program is recorded. ``steps`` None: to its end. ``go_on``: after ``steps`` only the recording stops.
 
     ``emulate``: the device it is to see (``cuda``, ``cuda:sm80``); None: what is there; ``dry``: without arithmetic,
-    for one step.
+    for one step. ``compile``: ``eager``: recorded steps run compiled functions as written; ``observe``: compiled.
     """
 
     steps: int | None = 20
@@ -44,6 +44,7 @@ class Recording:
     trace: Path | None = None
     emulate: str | None = None
     dry: bool = False
+    compile: str = "eager"
 
 
 def trace_folder(recording: Recording, member: Member | None) -> Path:
@@ -77,6 +78,7 @@ def request(target: Target, recording: Recording, folder: Path, watch: Path | No
         watch=watch,
         emulate=recording.emulate,
         dry=recording.dry,
+        compile=recording.compile,
     )
 
 

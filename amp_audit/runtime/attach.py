@@ -27,7 +27,8 @@ class Config:
     """What a process has to know: see ``launch.Request``. ``main`` is the program itself, not a child of it.
 
     ``watch_until``: the time (seconds since the epoch) up to which the file ``watch`` is waited for. ``emulate``: the
-    device to be emulated (``cuda``, ``cuda:sm80``); ``dry``: without arithmetic.
+    device to be emulated (``cuda``, ``cuda:sm80``); ``dry``: without arithmetic. ``compile``: whether recorded
+    steps run compiled functions as written (``eager``) or compiled (``observe``).
     """
 
     trace_dir: str
@@ -40,6 +41,7 @@ class Config:
     main: bool = False
     emulate: str | None = None
     dry: bool = False
+    compile: str = "eager"
 
 
 def environment(config: Config, base: Mapping[str, str]) -> dict[str, str]:

@@ -36,7 +36,8 @@ class Request:
     step). ``watch``: a JSON file, which may appear a little later, ``{path: [[first line, last line], ...]}``: code
     whose reached lines are wanted (``Trace.lines``). With torch imported the program waits until it is there, ten
     seconds after its start at most: write it also when there is nothing to watch. ``emulate``: a device to emulate,
-    ``dry`` without arithmetic.
+    ``dry`` without arithmetic. ``compile``: recorded steps run what ``torch.compile`` was given as written
+    (``"eager"``) or compiled (``"observe"``).
     """
 
     kind: Kind
@@ -49,6 +50,7 @@ class Request:
     watch: Path | None = None
     emulate: str | None = None
     dry: bool = False
+    compile: str = "eager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ def start(request: Request) -> Running:
         main=request.kind != "launcher",
         emulate=request.emulate,
         dry=request.dry,
+        compile=request.compile,
     )
     _clear(folder, os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
     command = _command(request)

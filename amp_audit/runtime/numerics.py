@@ -7,7 +7,7 @@ that lost bits; ``zero`` those that were zero already and prove nothing. Counts 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -42,9 +42,14 @@ OpKey = tuple[str, str, str, int]  # op, phase, dtype, site
 
 
 class Numerics:
-    """An ``Observer``. Adds Numbers ``underflow``, ``gradient`` and ``nonfinite``, and the value counts of casts."""
+    """An ``Observer``. Adds Numbers ``underflow``, ``gradient`` and ``nonfinite``, and the value counts of casts.
 
-    def __init__(self, host: Host, scene: Scene) -> None:
+    ``hidden``: whether code ran in this step whose operators are not seen. What follows a value from operator to
+    operator does not hold then, and is not told.
+    """
+
+    def __init__(self, host: Host, scene: Scene, hidden: Callable[[], bool] = lambda: False) -> None:
+        self._hidden = hidden
         self.cast_targets = frozenset(_ROUNDED)
         self._host = host
         self._scene = scene
@@ -73,10 +78,14 @@ class Numerics:
         if self._deep:
             self._tell_operators()
             self._tell_errors()
-            self._tell_gradients()
-            self._tell_exponents()
-            self._tell_origin()
+            self._tell_exponents_of_gradients()
             self._tell_ranges()
+            if self._hidden():
+                self._host.unobserved("where gradients were lost, on steps that ran compiled code")
+            else:
+                self._tell_gradients()
+                self._tell_exponents()
+                self._tell_origin()
         self._forget()
 
     def cast_counts(self) -> Mapping[CastKey, CastCounts]:
@@ -252,6 +261,9 @@ class Numerics:
         for (phase, module), counts in modules.items():
             values = {**named(counts), "scale": live if phase == "backward" else 1.0}
             self._host.number(Number("exponents", subject=module, phase=phase, dtype="float16", values=values))
+
+    def _tell_exponents_of_gradients(self) -> None:
+        live = self._live_scale()
         for (number, scaled), counts in self._of_gradients.read().items():
             parameter = self._parameters[number]
             values = {**named(counts), "scale": live if scaled else 1.0}

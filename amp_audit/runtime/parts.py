@@ -127,6 +127,13 @@ class Scene(Protocol):
         """What a person would call a parameter."""
 
 
+class Noting(Protocol):
+    """To whom it is said what could not be seen."""
+
+    def note(self, text: str) -> None:
+        """Say it once."""
+
+
 class Host(Protocol):
     """What ``signals``, ``numerics`` and ``weights`` ask of the session.
 

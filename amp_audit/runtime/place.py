@@ -10,6 +10,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,7 +38,9 @@ _ENGINE = "_engine_run_backward"
 _CHECKPOINT = os.path.join(_TORCH, "utils", "checkpoint.py")
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_GENERATED = ("<eval_with_key", "<frozen ", "<string>")
+_INDUCTOR = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "torchinductor_")
+_GENERATED = ("<eval_with_key", "<frozen ", "<string>", _INDUCTOR)
+_COMPILED = os.path.join(_TORCH, "_functorch", "_aot_autograd") + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class Places:
         self.numbers: dict[tuple[int, int, int, int], int] = {}
         self._in_modules: dict[int, int] = {0: NOWHERE}
         self._recomputing: dict[tuple[int, bool], bool] = {}
+        self._compiled: dict[int, bool] = {}
         self._places: dict[int, Place] = {}
         self._codes: dict[int, CodeType] = {}
         self._directory = os.getcwd()
@@ -111,6 +115,15 @@ class Places:
         known = self._recomputing.get(key)
         if known is None:
             known = self._recomputing[key] = _recomputes(frame, key[1])
+        return known
+
+    def compiled(self, site: int, frame: FrameType | None) -> bool:
+        """Whether compiled code of a function runs, whose forward makes no nodes but its own; decided once a site."""
+        known = self._compiled.get(site)
+        if known is None:
+            while frame is not None and not frame.f_code.co_filename.startswith(_COMPILED):
+                frame = frame.f_back
+            known = self._compiled[site] = frame is not None
         return known
 
     def place(self, site: int) -> Place:
@@ -317,6 +330,8 @@ class Modules:
 
     def _follow(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
             stack, depth = self._enter(module)
             try:
                 return original(module, *args, **kwargs)
@@ -353,7 +368,10 @@ class Modules:
     def _name_in(self, stack: list[int], module: Any) -> None:
         """Name a module that was not met as a child of another."""
         outer = self.names[stack[-1]]
-        self.name(module, "" if outer is None else ".".join(filter(None, (outer, type(module).__name__))))
+        own = (
+            "" if isinstance(module, torch.fx.GraphModule) else type(module).__name__
+        )  # a compiler's, of what called it
+        self.name(module, "" if outer is None else ".".join(filter(None, (outer, own))))
 
 
 _LAYERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})

@@ -5,7 +5,6 @@ Between recorded steps none of it is there, so the program runs at its own speed
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from amp_audit.runtime.compiled import Compiled
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Observer, Part
 from amp_audit.runtime.patches import Patches
 from amp_audit.runtime.place import Places
@@ -42,8 +42,7 @@ class Recording:
         self._tracer: Tracer | None = None
         self._guests: dict[int, Tracer] = {}
         self._regions: list[tuple[int | None, str, str | None]] = []
-        self._stance: Any = None
-        self._as_written = False  # whether a compiled function ran since recording began
+        self.compiled = Compiled(host, lambda: self.book.unobserved)
         self._patches = Patches()
 
     @property
@@ -87,7 +86,7 @@ class Recording:
         self._modules.home = threading.get_ident()
         self._modules.install()
         self._patches.wrap(torch.cuda.graphs.CUDAGraph, "replay", self._replay)
-        self._force_eager()
+        self.compiled.start()
 
     def stop(self) -> None:
         """See nothing any more, and leave nothing behind."""
@@ -95,7 +94,7 @@ class Recording:
             self.active = False
             self._modules.uninstall()
             self._patches.undo()
-            self._release()
+            self.compiled.stop()
             for one in self.book.tracers:
                 one.off = True
         tracer = self._tracer
@@ -106,6 +105,7 @@ class Recording:
     def step_begin(self, *, deep: bool) -> None:
         """A part of a recorded step begins."""
         self.book.deep = deep
+        self.compiled.hidden = False
         self.book.stopwatch = Stopwatch() if deep and self.times else None
         for part in self._parts:
             try:
@@ -151,7 +151,7 @@ class Recording:
         self._patches.undo()
         while _depth() and isinstance(_top(), Tracer):
             torch._C._pop_torch_dispatch_stack(None)
-        self._release()
+        self.compiled.stop()
         self._tracer = None
         self._guests = {}
         self.book = Book(self.book.places, self._broken)
@@ -193,39 +193,6 @@ class Recording:
             return original(graph)
 
         return replay
-
-    # torch.compile
-
-    def _force_eager(self) -> None:
-        """Run compiled functions as they were written, so that their operators are there to be seen."""
-        dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        if dynamo is None or dynamo._stance.stance != "default":
-            return
-        torch.compiler.set_stance("force_eager")
-        self._stance = dynamo._stance
-        self._as_written = False
-        self._patches.wrap(dynamo, "_callback_from_stance", self._compiled_call)
-
-    def _compiled_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """torch asks at each call of a compiled function what the stance makes of its compiler."""
-
-        def _callback_from_stance(callback: Any) -> Any:
-            if not self._as_written and callable(callback):
-                self._as_written = True
-                self.unobserved["compiled code: recorded steps ran it as written"] += 1
-                self._host.note(
-                    "torch.compile: recorded steps ran the functions as written, not compiled; "
-                    "compiled code may round differently"
-                )
-            return original(callback)
-
-        return _callback_from_stance
-
-    def _release(self) -> None:
-        dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        if self._stance is not None and dynamo is not None and dynamo._stance is self._stance:
-            torch.compiler.set_stance("default")
-        self._stance = None
 
 
 @contextmanager

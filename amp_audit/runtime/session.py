@@ -61,6 +61,7 @@ class Session:
         self.attached = attached
         self.places = Places()
         self.recording = Recording(self, self.places)
+        self.recording.compiled.mode = config.compile
         self.recording.times = config.emulate is None  # how long it takes to emulate an operator says nothing
         self.signals: Any = None
         self._hooks = Hooks()
@@ -115,7 +116,7 @@ class Session:
         self.signals.before_backward.clear()
         if self.config.dry:
             return  # there are no values to measure
-        self.recording.observe(Numerics(self, self.signals))
+        self.recording.observe(Numerics(self, self.signals, lambda: self.recording.compiled.hidden))
         self.recording.add(Weights(self, self.signals))
         self.recording.add(Health(self, self.signals))
         self.recording.add(Saved(self, self.signals, self.recording.maker, self.places.modules.owned))

@@ -361,7 +361,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             phase = OPTIMIZING
         elif task != -1:
             phase = RECOMPUTE if self.places.recomputes(site, frame) else BACKWARD
-        elif now != lane.sequence or lane.stack[-1]:
+        elif now != lane.sequence or lane.stack[-1] or self.places.compiled(site, _getframe().f_back):
             phase = FORWARD
         else:
             phase = OPTIMIZING if self.places.sites[site].in_optimizer else OTHER
