@@ -82,6 +82,7 @@ class Event:
     ``dtype`` is the low-precision dtype of the region (region_enter), or the one in which the loss of a backward
     was computed: ``"float16"``, ``"bfloat16"``, ``"float32"`` or None when unknown.
     ``contents`` are the kinds of state a save or load holds: model, optimizer, scaler.
+    ``enabled`` says of a region that it is on, of a forward, when False, that no gradients are recorded.
     ``site`` is where a scaler was built, the same for every scaler that one constructor call makes.
     ``skipped`` says of a step through a scaler that an inf was found (only a run knows).
     ``given`` says of an update that the caller set the new scale, which needs no inf checks, and of a scheduler's step

@@ -202,6 +202,19 @@ def phrase(event: Event) -> str:
     return text
 
 
+def bounds(book: Rulebook, half: str, newest: tuple[int, int] | None) -> set[str]:
+    """Of the releases that rules ask for, as ``torch<2.10`` in ``anywhere``, those that the newest torch that may run
+    lies below.
+    """
+    asked = {word for _, detector in book.detectors(half, "event") for word in detector.anywhere if "<" in word}
+    return {word for word in asked if newest is not None and newest < _release(word.partition("<")[2])}
+
+
+def _release(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)
+
+
 class Happened:
     """The words of all events on any path, apart for each scaler, so that a rule can speak of what is nowhere."""
 

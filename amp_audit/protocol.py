@@ -157,13 +157,26 @@ def _region_exit(state: State, event: Event, facts: dict[str, object]) -> State:
 
 
 def _forward(state: State, event: Event, facts: dict[str, object]) -> State:
+    """``stale``: how the weights have changed since they were cached. ``blank``: they were cached without gradients."""
     region = live_region(state)
     if region is None or not region.cache:
         return state
     outermost, owners = state.regions[0], frozenset(event.owners or (ANYONE,))
     facts["stale"] = next((how for owner, how in outermost.stale if owner in owners), None)
-    filled = replace(outermost, filled=outermost.filled | owners)
-    return replace(state, regions=(filled, *state.regions[1:]))
+    trained = {owner for _, linked in state.links for owner in linked}
+    facts["blank"] = event.enabled is not False and not (owners & trained).isdisjoint(outermost.blank)
+    if event.enabled is False:
+        return _filled_blank(state, owners)
+    return replace(state, regions=(replace(outermost, filled=outermost.filled | owners), *state.regions[1:]))
+
+
+def _filled_blank(state: State, owners: frozenset[Id]) -> State:
+    """Weights that are not cached yet are, by a pass that records no gradients."""
+    outermost = state.regions[0]
+    blank = outermost.blank | (owners - outermost.filled)
+    return replace(
+        state, regions=(replace(outermost, filled=outermost.filled | owners, blank=blank), *state.regions[1:])
+    )
 
 
 def _of_another(held: Gradients, event: Event) -> bool:
@@ -176,7 +189,8 @@ def _evaluate(state: State, event: Event, facts: dict[str, object]) -> State:
     """A model runs without gradients. ``trained``: where it ran when there were some."""
     where = {get(state.trained, owner) for owner in event.owners or ()}
     facts.update(ran=event.ran, trained=where.pop() if len(where) == 1 else None)
-    return state
+    region = live_region(state)
+    return _filled_blank(state, frozenset(event.owners or ())) if region is not None and region.cache else state
 
 
 def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
@@ -396,7 +410,10 @@ def _descale(state: State, event: Event, facts: dict[str, object]) -> State:
 
 
 def _cache_clear(state: State, event: Event, facts: dict[str, object]) -> State:
-    return replace(state, regions=tuple(replace(region, filled=frozenset(), stale=()) for region in state.regions))
+    return replace(
+        state,
+        regions=tuple(replace(region, filled=frozenset(), stale=(), blank=frozenset()) for region in state.regions),
+    )
 
 
 def _weight_write(state: State, event: Event, facts: dict[str, object]) -> State:

@@ -30,7 +30,8 @@ class Scaler:
 class Region:
     """One entered autocast region; ``filled``: owners whose weights have a cached low-precision copy.
 
-    ``stale``: of these, those whose weights changed since, and how: step | write.
+    ``stale``: of these, those whose weights changed since, and how: step | write. ``blank``: of these, those whose
+    copies were made while no gradients were recorded.
     """
 
     id: Id | None
@@ -40,6 +41,7 @@ class Region:
     cache: bool = True
     filled: frozenset[Id] = frozenset()
     stale: Table[str] = ()
+    blank: frozenset[Id] = frozenset()
 
     @property
     def live(self) -> bool:

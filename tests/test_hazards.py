@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import pytest
 
 from amp_audit import rulebook
 from amp_audit.events import Event, Kind, Via
-from amp_audit.hazards import Happened, Hazard, Trail, Watch, phrase, settle
+from amp_audit.hazards import Happened, Hazard, Trail, Watch, bounds, phrase, settle
 from amp_audit.state import State
 
 BOOK = rulebook.load()
@@ -119,13 +122,15 @@ SEQUENCES: list[tuple[str, list[Event], list[tuple[str, int]]]] = [
 ONE_HALF_ONLY = {"AMP107": "runtime", "AMP208": "static", "AMP701": "runtime"}
 
 
-def hazards(events: list[Event], half: str) -> list[tuple[Hazard[int], list[Hazard[int]]]]:
+def hazards(events: list[Event], half: str, known: Iterable[str] = ()) -> list[tuple[Hazard[int], list[Hazard[int]]]]:
     watch: Watch[int] = Watch(BOOK, half)
     state, trail, found = State(), None, []
     for place, event in enumerate(events):
         state, trail, new = watch.take(state, event, place, trail)
         found += new
-    return settle(found, Happened(events))
+    happened = Happened(events)
+    happened.know(known)
+    return settle(found, happened)
 
 
 def seen_by(half: str, expected: list[tuple[str, int]]) -> bool:
@@ -199,3 +204,23 @@ def test_a_trail_runs_backwards_and_events_have_words() -> None:
     assert (
         phrase(Event(Kind.STEP, scaler="s", via=Via.SCALER, skipped=True)) == "scaler.step (skipped: inf or NaN found)"
     )
+
+
+@pytest.mark.parametrize(("newest", "expected"), [((2, 9), {"torch<2.10"}), ((2, 10), set()), (None, set())])
+def test_a_bound_on_the_release_holds_below_it(newest: tuple[int, int] | None, expected: set[str]) -> None:
+    assert all(bounds(BOOK, half, newest) == expected for half in ("static", "runtime"))
+
+
+def test_a_pass_without_gradients_fills_the_cache_of_a_trained_model_on_an_old_torch() -> None:
+    blank = replace(FORWARD, enabled=False)
+    events = [OPTIMIZER, ENTER, blank, FORWARD, EXIT]
+    assert rules_on(events, (2, 6)) == ["AMP305"]
+    assert rules_on(events, (2, 13)) == []
+    assert rules_on([OPTIMIZER, ENTER, FORWARD, blank, FORWARD, EXIT], (2, 6)) == []
+    assert rules_on([OPTIMIZER, ENTER, blank, CLEAR_CACHE, FORWARD, EXIT], (2, 6)) == []
+    assert rules_on([OPTIMIZER, ENTER, blank, EXIT, ENTER, FORWARD, EXIT], (2, 6)) == []
+    assert rules_on([ENTER, blank, FORWARD, EXIT], (2, 6)) == []
+
+
+def rules_on(events: list[Event], torch: tuple[int, int]) -> list[str]:
+    return [one.rule.id for one, _ in hazards(events, "runtime", bounds(BOOK, "runtime", torch))]

@@ -148,7 +148,7 @@ class Regions:
         if changed:
             self._teller.emit(Kind.WEIGHT_WRITE, owners=changed)
         if cached:
-            self._teller.emit(Kind.FORWARD, owners=cached)
+            self._teller.emit(Kind.FORWARD, owners=cached, enabled=torch.is_grad_enabled())
         for owner in cached:
             owner.look_at_weights(outermost)
 

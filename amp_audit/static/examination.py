@@ -18,6 +18,7 @@ from amp_audit.static.fixes.builder import Builder
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source.layout import Layout
 from amp_audit.static.source.loading import lower_all
+from amp_audit.static.source.pins import Release, newest_torch
 from amp_audit.static.source.position import LoweringError
 from amp_audit.static.source.selection import Selection
 from amp_audit.static.source.sources import Source, Unreadable, decode
@@ -67,13 +68,19 @@ class _Outcome:
         files = {file.source.path: file for file in self._files()}
         if not files:
             return None
-        project = Project((file.module for file in files.values()), Path(self.selection.root))
+        project = Project(
+            (file.module for file in files.values()), Path(self.selection.root), self._newest_torch(files)
+        )
         asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
         builder = Builder(project, thorough=self.options.thorough)
         self.findings += present(self._raw(project), files, asked, self.book, builder.of)
         self.notes += builder.notes
         self.checked = len(asked.keys() - self.failed)
         return project
+
+    def _newest_torch(self, files: Mapping[str, File]) -> Release | None:
+        declared = (data.decode(errors="replace") for data in self.selection.declared.values())
+        return newest_torch(declared, (file.source.text for file in files.values()))
 
     def _asked(self, files: dict[str, File]) -> frozenset[str]:
         """The files whose findings are wanted."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from amp_audit.events import Event, Kind, Via
-from amp_audit.hazards import Happened, Hazard, Trail, Watch, settle
+from amp_audit.hazards import Happened, Hazard, Trail, Watch, bounds, settle
 from amp_audit.model import Location
 from amp_audit.rulebook import Rulebook
 from amp_audit.state import State
@@ -45,6 +45,7 @@ def replay(trace: Trace, book: Rulebook) -> Replay:
     """Hold the events of a process against the rules, in the order in which they happened."""
     watch: Watch[Location | None] = Watch(book, "runtime")
     state, happened = State(), Happened()
+    happened.know(bounds(book, "runtime", _release(trace.header.torch)))
     trail: Trail[Location | None] | None = None
     found: dict[tuple[str, str, Location | None], Hazard[Location | None]] = {}
     done = Replay()
@@ -62,6 +63,11 @@ def replay(trace: Trace, book: Rulebook) -> Replay:
             trail, length = _shortened(trail), _TRAIL
     done.hazards = settle(found.values(), happened)
     return done
+
+
+def _release(torch: str) -> tuple[int, int] | None:
+    major, minor = (*torch.split("."), "")[:2]
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
 
 
 def _events(trace: Trace) -> Iterator[tuple[int, Event, Location | None]]:

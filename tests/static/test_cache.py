@@ -203,3 +203,30 @@ def check_all_fields() -> Finding:
         Fix(True, "how", (Edit("a.py", 1, 2, 3, 4, "text", 5),)),
         "note",
     )
+
+
+RECYCLED = """\
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in []:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.no_grad():
+            first = model(x)
+        loss = model(first).sum()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_another_pin_ends_it(project: Path) -> None:
+    folder = Path.cwd()
+    (folder / ".git").mkdir()
+    (folder / "train.py").write_text(RECYCLED)
+    for pin, expected in ((None, []), ("torch==2.5.1\n", ["AMP305"]), ("torch>=2.5.1\n", []), (None, [])):
+        if pin is None:
+            (folder / "requirements.txt").unlink(missing_ok=True)
+        else:
+            (folder / "requirements.txt").write_text(pin)
+        assert [rule for rule in names(run(project)) if rule == "AMP305"] == expected

@@ -10,6 +10,7 @@ Where the survivors import a whole library, the nearest of it are context, up to
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import deque
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from amp_audit.static.source import pins
 from amp_audit.static.source.layout import Layout
 from amp_audit.static.source.screen import EVERYTHING, TRAINING, Screen
 from amp_audit.static.source.sources import STDIN, Unreadable, read_bytes
@@ -76,7 +78,7 @@ class Selection:
     files asked for that cannot matter, ``failed`` those that could not be read. ``telling`` are the files with a
     trigger word: of these alone it matters when they are no Python. ``left_out``: not all context is there.
     ``layout``: where imports were looked for. ``looked_into``: what lay in files that were not asked for (None: they
-    could not be read).
+    could not be read). ``declared``: the files in which the project declares what it needs.
     """
 
     root: str
@@ -88,6 +90,7 @@ class Selection:
     telling: frozenset[str] = frozenset()
     left_out: bool = False
     looked_into: Mapping[str, bytes | None] = field(default_factory=dict)
+    declared: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def select(
@@ -132,9 +135,22 @@ class _Selector:
         asked = set(given)
         beside: dict[str, bytes | None] = {path: data for path, data in self.data.items() if path not in asked}
         beside.update((path, None) for path in self.failed if path not in failed)
+        declared = self._declared()
+        beside.update(declared)
         telling = frozenset(path for path in (*checked, *context) if self._matters(self._key(path)))
         skipped = len(given) - len(checked)
-        return Selection(self.root, checked, context, self.layout, skipped, failed, telling, self.left_out, beside)
+        return Selection(
+            self.root, checked, context, self.layout, skipped, failed, telling, self.left_out, beside, declared
+        )
+
+    def _declared(self) -> dict[str, bytes]:
+        """The files of the root that declare dependencies."""
+        found = {}
+        for path in (os.path.join(self.root, name) for name in pins.FILES):
+            if self.layout.is_file(path):
+                with contextlib.suppress(Unreadable):
+                    found[path] = read_bytes(path)
+        return found
 
     def _around(self, given: Sequence[str], alive: Sequence[str]) -> list[str]:
         """Of the other files those that train with the ones alive, and the models that these may build unnamed."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from amp_audit import events
-from amp_audit.hazards import Happened, Hazard, Watch, give_way, standing
+from amp_audit.hazards import Happened, Hazard, Watch, bounds, give_way, standing
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Rulebook
 from amp_audit.state import forget
@@ -88,6 +88,7 @@ class _Surveyor:
         self.done = Survey(deciding(self.modules, self.heat))
         self.repeated = frozenset().union(*map(repeated, self.modules))
         self.known = _spoken_of_halves(frozenset().union(*(module.words for module in self.modules)))
+        self.known |= bounds(book, "static", project.newest_torch)
 
     def survey(self) -> Survey:
         bases = {module.path: self.walk_module(module) for module in self.modules}

@@ -1,0 +1,74 @@
+"""Which torch a program may run on, by what it says it needs: the newest release that its pins allow.
+
+Read are the files of a project's root in which dependencies are declared, and what a script says of itself (PEP 723).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TypeAlias
+
+Release: TypeAlias = tuple[int, int]
+"""Major and minor version."""
+
+FILES = (
+    "requirements.txt",
+    "environment.yml",
+    "environment.yaml",
+    "pyproject.toml",
+    "setup.py",
+    "setup.cfg",
+    "Pipfile",
+)
+
+_ANY = 999
+_SPEC = r"(?P<spec>[=<>~!^]=?=?\s*v?\d[^\"'#;\s]*(?:\s*,\s*[=<>~!]=?=?\s*v?\d[^\"'#;\s,]*)*)?"
+_NAMED = re.compile(
+    rf"""
+    (?: ^\s*(?:-\s+)?(?:[\w.-]+::)? | ["'] )   # a line of its own, or a text
+    (?:torch|pytorch)
+    (?: \s*=\s*["'](?P<bare>[\^~=<>\d][^"']*)["']          # torch = "^1.13"
+      | \s*(?:\[[\w,\s-]*\])?\s*{_SPEC}\s*(?:["';\#,]|$) )  # torch[opt] >=1.8,<2
+    """,
+    re.MULTILINE | re.VERBOSE,
+)
+_BOUND = re.compile(r"(?P<sign>[=<>~!^]*)\s*v?(?P<major>\d+)(?:\.(?P<minor>\d+))?(?P<patch>\.\d+)?")
+_SCRIPT = re.compile(r"^# /// script$(?P<body>(?:\n#(?: .*)?)*?)\n# ///$", re.MULTILINE)
+
+
+def newest_torch(declared: Iterable[str], scripts: Iterable[str] = ()) -> Release | None:
+    """The newest release of torch that is allowed by the texts of dependency files and of scripts.
+
+    None where nothing bounds it from above: a lower bound alone lets the newest in.
+    """
+    texts = [*declared, *(match.group("body") for script in scripts for match in _SCRIPT.finditer(script))]
+    found = [_newest(match) for text in texts for match in _NAMED.finditer(text)]
+    bounds = [bound for bound in found if bound is not None]
+    return max(bounds) if bounds and len(bounds) == len(found) else None
+
+
+def _newest(match: re.Match[str]) -> Release | None:
+    spec = match.group("bare") or match.group("spec") or ""
+    bounds = [bound for part in spec.split(",") if (bound := _upper(part)) is not None]
+    return min(bounds, default=None)
+
+
+def _upper(part: str) -> Release | None:
+    """The newest release that one clause of a specifier lets in; None where it lets in all that come."""
+    bound = _BOUND.match(part.strip())
+    if bound is None:
+        return None
+    sign, major, minor = bound.group("sign"), int(bound.group("major")), bound.group("minor")
+    exact = (major, int(minor) if minor is not None else _ANY)
+    if sign in ("", "=", "==", "===", "<="):
+        return exact
+    if sign in ("~=", "~"):
+        return exact if bound.group("patch") else (major, _ANY)
+    if sign == "^":
+        return (major, _ANY)
+    if sign == "<":
+        patched = bound.group("patch") not in (None, ".0")
+        before = (major, int(minor) - 1) if minor is not None and int(minor) else (major - 1, _ANY)
+        return exact if patched else before
+    return None

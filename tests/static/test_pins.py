@@ -1,0 +1,51 @@
+"""The newest torch that what a program declares lets in."""
+
+from __future__ import annotations
+
+import pytest
+
+from amp_audit.static.source.pins import newest_torch
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ("numpy\ntorch==1.13.1\ntqdm", (1, 13)),
+        ("torch==2.1.0+cu118", (2, 1)),
+        ("torch == 2.1.*", (2, 1)),
+        ("torch>=1.8,<2.0", (1, 999)),
+        ("torch>=1.8,<2.3", (2, 2)),
+        ("torch<2.3.1", (2, 3)),
+        ("torch~=2.1.0", (2, 1)),
+        ("torch~=2.1", (2, 999)),
+        ("torch[opt-einsum]<=2.4 ; python_version < '3.12'", (2, 4)),
+        ("torch>=1.8", None),
+        ("torch", None),
+        ("torch!=2.1.0", None),
+        ("torchvision==0.14\ntorch-geometric==2.3\ntorch_scatter<3", None),
+        ("--find-links https://download.pytorch.org/whl/torch_stable.html", None),
+        ("torch==1.13.1\n\ntorch  # whichever", None),
+        ("# torch==1.8 was here\ntorch==1.13.1", (1, 13)),
+        ("dependencies:\n  - pytorch=1.12.1=py3.9_cuda11\n  - pip:\n    - torch==1.10.0", (1, 12)),
+        ("  - pytorch::pytorch=1.12", (1, 12)),
+        ("install_requires=['numpy', 'torch>=1.6,<1.9']", (1, 8)),
+        ('dependencies = ["torch==2.0.1", "numpy"]', (2, 0)),
+        ('dependencies = ["torch", "numpy"]', None),
+        ('torch = "^1.13"\nnumpy = "*"', (1, 999)),
+        ('torch = "2.2.1"', (2, 2)),
+        ('import torch\nname = "torch_thing"', None),
+    ],
+)
+def test_the_newest_release_that_is_let_in(declared: str, expected: tuple[int, int] | None) -> None:
+    assert newest_torch([declared]) == expected
+
+
+def test_of_several_files_the_newest_counts_and_all_must_bound_it() -> None:
+    assert newest_torch(["torch==1.8", "  - pytorch=1.10"]) == (1, 10)
+    assert newest_torch(["torch==1.8", "torch>=1.6"]) is None
+
+
+def test_a_script_says_it_of_itself() -> None:
+    script = '# /// script\n# dependencies = [\n#   "torch==2.5.1",\n# ]\n# ///\nimport torch\n'
+    assert newest_torch([], [script]) == (2, 5)
+    assert newest_torch([], ['# dependencies = ["torch==2.5.1"]\nimport torch\n']) is None
