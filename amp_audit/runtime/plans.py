@@ -185,6 +185,7 @@ _FLOPS: dict[str, Flops] = {
     "mm": _mm,
     "bmm": _mm,
     "linear": _mm,
+    "_scaled_mm": _mm,
     "addmm": _addmm,
     "baddbmm": _addmm,
     "convolution": _convolution,
