@@ -16,6 +16,7 @@ from amp_audit.model import Confidence
 from amp_audit.rulebook import Rulebook
 from amp_audit.static.binding.project import ClassRef, FunctionRef, ModuleRef, Project
 from amp_audit.static.dtypes import matching, trainings
+from amp_audit.static.dtypes.inferred import only_inferred
 from amp_audit.static.dtypes.values import Region
 from amp_audit.static.dtypes.walk import Walk
 from amp_audit.static.raw import RawFinding, RawStep
@@ -106,8 +107,11 @@ def _run_models(project: Project, walk: Walk) -> None:
     region = _training_region(walk)
     if region is None:
         return
-    reached = _reached(project, walk.record.live_modules)
-    for cls in _outer_first(project, reached):
+    classes = _outer_first(project, _reached(project, walk.record.live_modules))
+    idle = only_inferred(project, [cls for cls in classes if walk.is_module(cls)])
+    for cls in classes:
+        if cls.key in idle:
+            continue
         own = next(
             (node for node in statements(cls.cls.body) if isinstance(node, ir.Function) and node.name == "forward"),
             None,
