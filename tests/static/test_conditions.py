@@ -298,3 +298,52 @@ class Trainer:
                 self.optimizer.step()
 """
     assert ids(source) & {"AMP203"} == expected
+
+
+CHOSEN = {
+    "a dict": 'dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "half": torch.half}[args.dtype]',
+    "get": 'DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}\ndtype = DTYPES.get(args.dtype, torch.float32)',
+    "getattr": "dtype = getattr(torch, args.dtype)",
+    "a function": """
+def chosen(name):
+    if name == "bf16":
+        return torch.bfloat16
+    return torch.float16
+dtype = chosen(args.dtype)""",
+    "a function that assigns": """
+def chosen(name):
+    if name in ("bf16", "bfloat16"):
+        found = torch.bfloat16
+    elif name == "fp16":
+        found = torch.float16
+    else:
+        raise ValueError(name)
+    return found
+dtype = chosen(args.dtype)""",
+}
+
+
+@pytest.mark.parametrize("chosen", CHOSEN.values(), ids=CHOSEN)
+@pytest.mark.parametrize(
+    ("enabled", "expected"),
+    [("True", {"AMP213"}), ("dtype == torch.float16", set()), ("dtype is torch.float16", set()), ("False", {"AMP201"})],
+)
+def test_a_dtype_that_a_setting_chooses_is_remembered(chosen: str, enabled: str, expected: set[str]) -> None:
+    source = f"""
+import sys, torch
+from torch import nn
+from options import args
+{chosen}
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda", enabled={enabled})
+for x in [1, 2]:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=dtype):
+        loss = model(x).mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+    raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert {found.rule.id for found in raw} & {"AMP201", "AMP213"} == expected

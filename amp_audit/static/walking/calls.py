@@ -16,7 +16,7 @@ from amp_audit.static.walking.effects import Effects
 from amp_audit.static.walking.evaluate import Evaluator, Results, fresh
 from amp_audit.static.walking.evaluate import named as called
 from amp_audit.static.walking.flow import Flow
-from amp_audit.static.walking.hot import Heat, is_scheduler
+from amp_audit.static.walking.hot import Heat, gives_dtype, is_scheduler
 from amp_audit.static.walking.values import (
     NONE,
     Func,
@@ -108,7 +108,8 @@ class Caller(Evaluator):
     def _call_func(
         self, func: Func, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Results:
-        if not self.heat.function(func.function) or func.function.is_generator:
+        followed = self.heat.function(func.function) or gives_dtype(func.function)
+        if not followed or func.function.is_generator:
             return [(self.effects.result(func, node, args, named, world), world)]
         if len(world.frames) > MAX_DEPTH or any(frame.function is func.function for frame in world.frames):
             return [(fresh(node, world), world)]

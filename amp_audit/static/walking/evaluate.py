@@ -16,6 +16,7 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import names_in
 from amp_audit.static.walking.algebra import combine, comparison, descaled, display, merged, subscript, unary, with_item
 from amp_audit.static.walking.boundaries import Boundaries
+from amp_audit.static.walking.choices import chosen, is_choice
 from amp_audit.static.walking.hot import Heat, dotted
 from amp_audit.static.walking.values import (
     GRADIENT,
@@ -294,6 +295,9 @@ class Evaluator(abc.ABC):
         for base, after in self.eval(node.base, world):
             for index, last in self.eval(node.index, after):
                 held = None
+                if isinstance(base, Table) and is_choice(base, index):
+                    results += chosen(base, index, last)[0]
+                    continue
                 if isinstance(base, (Symbol, Instance)) and isinstance(index, Literal):
                     held = last.heap.get((key_of(base), f"[{index.value!r}]"))
                 results.append((held if held is not None else self._item(node, base, index, last), last))

@@ -45,6 +45,10 @@ _COMMON = frozenset(
 ) - {"update"} | {"state_dict", "load_state_dict", "chunk", "unsqueeze", "reshape", "resize", "size", "view"}
 """Methods that nearly everything has: a call of one says little about whose it is."""
 
+_SHORT = 24
+_CHOSEN = (ir.Name, ir.Attr, ir.IfExp, ir.Subscript, ir.Const)
+"""What a function that chooses a dtype may return."""
+
 _SCHEDULER = re.compile(r"sched|warmup|(^|_)lr_?decay", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^Adam|^SGD", re.IGNORECASE)
 _MAKES_OPTIMIZER = re.compile(r"optim|^Adam|^SGD", re.IGNORECASE)
@@ -177,6 +181,16 @@ class Heat:
             known = (statement, hot, _leaves(statement))
             self._memo[id(statement)] = known
         return known[1], known[2]
+
+
+def gives_dtype(function: ir.Function) -> bool:
+    """Whether a short function returns a low-precision dtype that its arguments choose."""
+    if function.words.isdisjoint(("float16", "bfloat16", "half")):
+        return False
+    body = list(statements(function.body))
+    given = [node.value for node in body if isinstance(node, ir.Return) and node.value is not None]
+    simple = all(isinstance(node, (ir.If, ir.Assign, ir.Return, ir.Raise, ir.Assert, ir.Evaluate)) for node in body)
+    return simple and len(given) > 0 and len(body) <= _SHORT and all(isinstance(value, _CHOSEN) for value in given)
 
 
 def _aliases(modules: Iterable[ir.Module]) -> frozenset[str]:

@@ -12,6 +12,7 @@ from amp_audit.policy import DEFAULT_DTYPES
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import names_in, statements, walk
+from amp_audit.static.walking.choices import NAMED, chosen, is_choice
 from amp_audit.static.walking.contexts import NO_GRAD_NAMES
 from amp_audit.static.walking.lineage import (
     SHARDED,
@@ -159,6 +160,9 @@ class Library(Methods):
                 return [(given, world)]
         if name in ("copy.deepcopy", "copy.copy") and args and isinstance(args[0], Instance):
             return [(replace(args[0], id=(args[0].id, node.at)), world)]
+        if name == "builtins.getattr" and len(args) == 2 and key_of(args[0]) == "torch" and is_choice(NAMED, args[1]):
+            picked, rest = chosen(NAMED, args[1], world)
+            return picked + [(Symbol(short(f"torch.{key_of(args[1])}")), each) for each in rest]
         if name.startswith("builtins.") or name in ("itertools.chain", "itertools.chain.from_iterable"):
             found = self._builtin(short_name, node, args, named, world)
             if found is not None:

@@ -12,6 +12,7 @@ from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.walking.algebra import combine, descaled
 from amp_audit.static.walking.byhand import is_gradient, is_weights
+from amp_audit.static.walking.choices import chosen, is_choice
 from amp_audit.static.walking.contexts import place_of
 from amp_audit.static.walking.ducks import OWNING, SCALER_NAME, is_average, tail, tail_of
 from amp_audit.static.walking.hot import is_scheduler
@@ -96,6 +97,9 @@ class Methods(Ranks):
             more = [replace(item, part=True) if isinstance(item, Parameters) else item for item in more]
             self.walker.bind(node.func.base, Items((*base.items, *more)), world)
             return [(NONE, world)]
+        if isinstance(base, Table) and name == "get" and args and is_choice(base, args[0]):
+            picked, rest = chosen(base, args[0], world)
+            return picked + [(args[1] if len(args) > 1 else NONE, each) for each in rest]
         if isinstance(base, Table):
             return [(table_method(base, name, args) or self.result(method, node, args, named, world), world)]
         if isinstance(base, External) and name == "enter_context" and args:
