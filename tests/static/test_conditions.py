@@ -347,3 +347,32 @@ for x in [1, 2]:
 """
     raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
     assert {found.rule.id for found in raw} & {"AMP201", "AMP213"} == expected
+
+
+@pytest.mark.parametrize(
+    ("inside", "expected"),
+    [('config.get("amp", True)', set()), ('config["amp"]', set()), ('config.get("half", True)', {"AMP213"})],
+)
+def test_a_setting_that_is_read_again_in_a_loop_is_the_same(inside: str, expected: set[str]) -> None:
+    source = f"""
+import torch
+from torch import nn
+
+def run_epoch(model, loader, config, device, optimizer, scaler):
+    enabled = bool({inside}) and device.type == "cuda"
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", enabled=enabled):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+def main(config, loader, device):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", enabled=bool(config.get("amp", True)) and device.type == "cuda")
+    for epoch in range(int(config.get("epochs", 20))):
+        run_epoch(model, loader, config, device, optimizer, scaler)
+"""
+    assert ids(source) & {"AMP201", "AMP213"} == expected

@@ -10,7 +10,7 @@ from amp_audit.events import Event, Kind, Via
 from amp_audit.state import LOW_PRECISION, get, region_dtype
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
-from amp_audit.static.walking.algebra import combine, descaled
+from amp_audit.static.walking.algebra import combine, descaled, subscript
 from amp_audit.static.walking.byhand import is_gradient, is_weights
 from amp_audit.static.walking.choices import chosen, is_choice
 from amp_audit.static.walking.contexts import place_of
@@ -353,6 +353,9 @@ class Methods(Ranks):
             base = self.whole(base, world)
         if name in OWNING or (name in SAME | {"zero_grad", "clip_grad_norm_"} and self.is_model(base, world)):
             return self._model(base.key, base, name, node, args, named, world)
+        if name == "get" and args and isinstance(args[0], Literal) and args[0].kind == "str":
+            held = world.heap.get((base.key, f"[{args[0].value!r}]"))  # what ``base["name"]`` is
+            return [(held if held is not None else subscript(base, args[0]), world)]
         if name == "zero_grad":  # of whatever it is
             self.walker.emit(world, Event(Kind.ZERO_GRAD, owners=None), node.at)
         if name == "state_dict":
