@@ -106,3 +106,21 @@ def test_where_autocast_is_for_sampling_alone_nothing_is_recomputed_in_it(
 ) -> None:
     other = f"import torch\nfrom train import Again\ndef run(model, x):\n    {body}\n"
     assert lines(tmp_path, "AMP707", CHECKPOINT, other=other) == marked
+
+
+ROOT = "def root(x, w):\n    return F.apply(x, w)\ndef distance(x, w):\n    return root(x, w).sum()\n"
+
+
+@pytest.mark.parametrize(
+    ("use", "found"),
+    [
+        ("", False),
+        ("class Net(torch.nn.Module):\n    def forward(self, x):\n        return distance(x, x)\n", True),
+        ("def train(x):\n    with torch.autocast('cuda'):\n        distance(x, x).backward()\n", True),
+        ("class Report:\n    def __call__(self, x):\n        return distance(x, x)\n", False),
+        ("with torch.autocast('cuda'):\n    distance(x, x)\n", True),
+    ],
+)
+def test_what_leads_to_no_region_does_not_run_in_one(tmp_path: Path, use: str, found: bool) -> None:
+    source = function("return x @ w", "return g @ w.t(), x.t() @ g") + ROOT + use
+    assert bool(lines(tmp_path, "AMP312", source)) is found

@@ -13,7 +13,7 @@ from amp_audit.static.binding.origins import Origins
 from amp_audit.static.binding.project import Alternatives, ClassRef, External, Project, Scope
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import last_word, parts, statements, walk
+from amp_audit.static.source.traverse import definitions, last_word, parts, statements, walk
 from amp_audit.static.spots.spaces import calls
 
 FUNCTION = "torch.autograd.Function"
@@ -61,6 +61,9 @@ _MATMULS = frozenset(
 """Ops that autocast runs in low precision, by their last name, as functions and as methods."""
 
 _EXTENSION = re.compile(r"_C|_ext|ext_module|\w*_(?:cuda|ext|ops|kernels?)|_backend|fused", re.I)
+_CALLERS = 6
+"""So many calls away a region is looked for."""
+
 _LEARNED = re.compile(r"weight|bias|gamma|beta")
 """What a parameter of the model is called, where it is handed to a kernel."""
 
@@ -137,7 +140,7 @@ def _undecorated(custom: _Custom, project: Project) -> tuple[int, str, Confidenc
     """A Function that meets half and float32 tensors under autocast, and casts none of them."""
     if custom.has("backward", "custom_bwd") or not custom.is_readable or custom.ref.cls.words & _CASTS:
         return None
-    if not _is_under_autocast(project) or _callers_cast(custom, project):
+    if not _is_under_autocast(custom, project) or _callers_cast(custom, project):
         return None
     forward, backward = custom.methods["forward"], custom.methods["backward"]
     if _multiplies_saved(backward):
@@ -149,8 +152,39 @@ def _undecorated(custom: _Custom, project: Project) -> tuple[int, str, Confidenc
     return custom.ref.cls.at, message, Confidence.MEDIUM
 
 
-def _is_under_autocast(project: Project) -> bool:
-    return any("autocast" in module.words for module in project.modules.values())
+def _is_under_autocast(custom: _Custom, project: Project) -> bool:
+    """Whether a region may be in force where the Function is applied: there are regions, and its callers lead to a
+    model's method or to code that enters one. What nobody calls may be called by anybody.
+    """
+    if not any("autocast" in module.words for module in project.modules.values()):
+        return False
+    names, seen = _aliases(custom), set[int]()
+    for depth in range(_CALLERS):
+        callers = [pair for pair in _callers(names, custom, project) if id(pair[0]) not in seen]
+        if any(ref is not None and project.is_subclass(ref, "torch.nn.Module") for _, ref in callers):
+            return True
+        if any("autocast" in function.words for function, _ in callers):
+            return True
+        if not callers:
+            return depth == 0 or any(_runs(names, module) for module in project.modules.values())
+        seen |= {id(function) for function, _ in callers}
+        names = {function.name for function, _ in callers}
+    return True
+
+
+def _runs(names: set[str], module: ir.Module) -> bool:
+    """Whether a script that enters a region speaks of some names itself."""
+    own = parts(module.body) if "autocast" in module.words and not names.isdisjoint(module.words) else ()
+    return any(isinstance(part, (ir.Name, ir.Attr)) and last_word(part) in names for part in own)
+
+
+def _callers(names: set[str], custom: _Custom, project: Project) -> Iterator[tuple[ir.Function, ClassRef | None]]:
+    """The functions that speak of some names, with the classes whose methods they are."""
+    for module in project.modules.values():
+        if not names.isdisjoint(module.words):
+            for function, cls in definitions(module.body):
+                if not names.isdisjoint(function.words) and cls is not custom.ref.cls:
+                    yield function, ClassRef(module, cls) if cls is not None else None
 
 
 def _callers_cast(custom: _Custom, project: Project) -> bool:
