@@ -5,8 +5,9 @@ Counts add up over tensors, steps and ranks; they stay on the device until they 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -17,6 +18,8 @@ BINS = 256
 """Biased exponents of float32: 0 holds zeros (and what float32 itself keeps as subnormal), 255 inf and NaN."""
 
 _BIAS = 127
+_LEAST = -25
+"""The exponent of the smallest values of which some are not zero in float16."""
 
 
 def histogram(values: torch.Tensor) -> torch.Tensor:
@@ -38,6 +41,18 @@ def named(counts: list[int]) -> dict[str, float | int | None]:
         str(index - _BIAS): count for index, count in enumerate(counts[1:-1], 1) if count
     }
     return {**values, **{name: count for name, count in (("zero", counts[0]), ("nonfinite", counts[-1])) if count}}
+
+
+def flushed_shares(histograms: Sequence[Sequence[int]], scale: float) -> dict[int, float]:
+    """Of values that hold a loss scale, by counts of their exponents: the share that would be zero in float16 at
+    2**power, for powers from 0 to that of ``scale``.
+    """
+    totals = [sum(counts) for counts in zip(*histograms)][1:-1]
+    nonzero, power = sum(totals), math.frexp(scale)[1] - 1
+    if not nonzero:
+        return {}
+    least = {other: _LEAST + _BIAS + power - other for other in range(power + 1)}
+    return {other: sum(totals[: max(0, bound - 1)]) / nonzero for other, bound in least.items()}
 
 
 class Exponents(Generic[K]):

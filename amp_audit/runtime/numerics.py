@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from amp_audit.runtime.dtypes import LOW, short
-from amp_audit.runtime.exponents import Exponents, named
+from amp_audit.runtime.exponents import Exponents, flushed_shares, named
 from amp_audit.runtime.memory import Memory
 from amp_audit.runtime.origins import Origin, Origins, Result
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Scene
 from amp_audit.runtime.queue import finite
+from amp_audit.runtime.rescale import Rescale, choose
 from amp_audit.runtime.shadow import (
     CARRIERS,
     MOVES,
@@ -65,12 +66,18 @@ class Numerics:
         self._origins = Origins()
         self._sinks: list[int] = []
         self._counts: dict[CastKey, CastCounts] = {}
+        self._powers: tuple[int, ...] = ()  # loss scales at which the next deep step's backward is repeated
+        self._rescale: Rescale[tuple[str, int]] | None = None
+        self._rescaled = False
         scene.probes.append(self)
 
     def step_begin(self, *, deep: bool) -> None:
         """A recorded step begins."""
         self._deep = deep
         self._forget()
+        scale = self._scene.current_scale
+        if deep and self._powers and scale is not None:
+            self._rescale = Rescale(self._powers, scale)
 
     def step_end(self) -> None:
         """Read what was counted. Waits for the device once per kind of number."""
@@ -86,6 +93,7 @@ class Numerics:
                 self._tell_gradients()
                 self._tell_exponents()
                 self._tell_origin()
+                self._tell_rescaled()
         self._forget()
 
     def cast_counts(self) -> Mapping[CastKey, CastCounts]:
@@ -96,6 +104,7 @@ class Numerics:
         self._casts, self._ops, self._made, self._gradients = {}, {}, Memory(), {}
         self._errors, self._exponents, self._of_gradients, self._parameters = {}, Exponents(), Exponents(), {}
         self._origins, self._sinks = Origins(), []
+        self._rescale = None
 
     # Seeing operators
 
@@ -103,12 +112,16 @@ class Numerics:
         """The inputs of an operator, looked at before it may overwrite them."""
         if phase == "optimizer":
             return ()
+        if self._rescale is not None and phase == "backward" and hasattr(func, "_schema"):
+            self._rescale.before(func, args, kwargs)
         return self._origins.inputs(item for item in _flat((*args, *kwargs.values())) if _plain(item))
 
     def after(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, phase: str, site: int, kept: Any
     ) -> None:
         """Count what the operator's rounding lost."""
+        if self._rescale is not None and phase == "backward" and kept is not None and hasattr(func, "_schema"):
+            self._rescale.after(func, args, kwargs, [item for item in tensors(out) if item is not None])
         pairs = _cast_pairs(func, args, out)
         for source, result in pairs:
             self._cast(source, result, phase, site)
@@ -130,7 +143,7 @@ class Numerics:
             self._casts.setdefault(key, []).append(counts)
             self._made.write(result, counts[:4])
             if self._deep and result.dtype in _ROUNDED:
-                self._exponents.add((phase, site), source)
+                self._magnitudes(phase, site, source, result)
         else:
             self._made.write(result, self._made.read(source))
 
@@ -159,7 +172,7 @@ class Numerics:
                 self._host.unobserved(_name(func))
             self._inherit(func, args, results)
             for result in rounded:
-                self._exponents.add((phase, site), result)
+                self._magnitudes(phase, site, result, result)
             return
         for reference, result in zip(references, results, strict=True):
             if result.dtype in LOW and reference.shape == result.shape:
@@ -168,10 +181,15 @@ class Numerics:
             if result.dtype not in _ROUNDED or reference.shape != result.shape:
                 self._made.write(result, None)
                 continue
-            self._exponents.add((phase, site), reference)
+            self._magnitudes(phase, site, reference, result)
             counts = compare(reference, result)
             self._ops.setdefault((_name(func), phase, short(result.dtype), site), []).append(counts)
             self._made.write(result, counts)
+
+    def _magnitudes(self, phase: str, site: int, reference: torch.Tensor, result: torch.Tensor) -> None:
+        self._exponents.add((phase, site), reference)
+        if self._rescale is not None and phase == "backward":
+            self._rescale.count((phase, site), reference, result)
 
     def _inherit(self, func: Any, args: tuple[Any, ...], results: list[torch.Tensor]) -> None:
         """Moved, added and multiplied values carry what their making lost; anything else is new and unknown."""
@@ -261,6 +279,31 @@ class Numerics:
         for (phase, module), counts in modules.items():
             values = {**named(counts), "scale": live if phase == "backward" else 1.0}
             self._host.number(Number("exponents", subject=module, phase=phase, dtype="float16", values=values))
+
+        backward = [counts for (phase, _), counts in modules.items() if phase == "backward"]
+        if live and backward and not self._rescaled:
+            self._powers = choose(flushed_shares(backward, live), math.frexp(live)[1] - 1)
+
+    def _tell_rescaled(self) -> None:
+        """What the backward pass gave at other loss scales, once a run."""
+        rescale = self._rescale
+        if rescale is None or not (rescale.counts or rescale.broken):
+            return
+        self._powers, self._rescaled = (), True
+        if rescale.broken is not None:
+            self._host.unobserved(f"the backward pass at other loss scales ({rescale.broken})")
+        modules: dict[str, list[int]] = {}
+        for (_, site), counts in _totals({key: [counts] for key, counts in rescale.counts.items()}).items():
+            module = self._host.places.place(site).module or ""
+            known = modules.get(module)
+            modules[module] = counts if known is None else [a + b for a, b in zip(known, counts, strict=True)]
+        for module, (nonzero, *left) in modules.items():
+            values = {str(power): nonzero - count for power, count in zip(rescale.powers, left, strict=True)}
+            self._host.number(
+                Number(
+                    "rescaled", subject=module, phase="backward", dtype="float16", values={**values, "nonzero": nonzero}
+                )
+            )
 
     def _tell_exponents_of_gradients(self) -> None:
         live = self._live_scale()

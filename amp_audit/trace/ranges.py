@@ -26,10 +26,15 @@ POWERS = range(-24, 49)
 
 @dataclass(slots=True)
 class Magnitudes:
-    """How many gradient elements had which exponent, the loss scale taken out. ``steps``: those that were counted."""
+    """How many gradient elements had which exponent, the loss scale taken out. ``steps``: those that were counted.
+
+    ``corrections``: by power of two, how much smaller a share that loss scale lost where the backward pass was repeated
+    at it, than exponents say.
+    """
 
     counts: dict[int, int] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
+    corrections: dict[int, float] = field(default_factory=dict)
 
     @property
     def nonzero(self) -> int:
@@ -38,10 +43,24 @@ class Magnitudes:
     def flushed(self, power: int) -> int:
         """Elements that a loss scale of 2**power leaves too small for float16.
 
-        Exact for each op by itself. Over a whole backward pass up to half a point more than a run at that scale loses
-        where that is several percent, since what rounds up to the smallest float16 is not lost by later ops.
+        Exponents say so exactly for each op by itself. Over a whole backward pass they say too much where more than
+        half a percent is lost, since what rounds up to the smallest float16 is lost by no later op; ``corrections``
+        take that out.
         """
-        return sum(count for exponent, count in self.counts.items() if exponent + power < _FLUSHED)
+        by_exponent = sum(count for exponent, count in self.counts.items() if exponent + power < _FLUSHED)
+        return max(0, by_exponent - round(self._correction(power) * self.nonzero))
+
+    def _correction(self, power: int) -> float:
+        """Between the scales at which the backward pass was repeated, in proportion; above them none is needed."""
+        if not self.corrections:
+            return 0.0
+        known = {**self.corrections, max(self.corrections) + 1: 0.0}
+        below = max((one for one in known if one <= power), default=min(known))
+        above = min((one for one in known if one >= power), default=max(known))
+        if below >= above:
+            return known[above] if power <= max(known) else 0.0
+        part = (power - below) / (above - below)
+        return known[below] * (1 - part) + known[above] * part
 
     def overflowed(self, power: int) -> int:
         """Elements that a loss scale of 2**power makes too large for float16."""
@@ -75,7 +94,25 @@ def magnitudes(trace: Trace, module: str | None = None, *, searching: bool = Tru
         for exponent, count in _counts(number):
             found.counts[exponent - shift] = found.counts.get(exponent - shift, 0) + count
         found.steps.append(step)
+    found.corrections = _corrections(trace, module)
     return found
+
+
+def _corrections(trace: Trace, module: str | None) -> dict[int, float]:
+    """By power of two: the share that exponents say is lost, less that which was, of the same gradients."""
+    exponents = {(step, number.subject): number for step, number in _exponents(trace, "backward")}
+    excess: dict[int, int] = {}
+    nonzero = 0
+    for step, number in numbers(trace, "rescaled"):
+        known = exponents.get((step, number.subject))
+        shift = _power(known.values.get("scale")) if known is not None else None
+        if known is None or shift is None or (module is not None and number.subject != module):
+            continue
+        nonzero += int(number.values["nonzero"] or 0)
+        for power, lost in _counts(number):
+            said = sum(count for exponent, count in _counts(known) if exponent - shift + power < _FLUSHED)
+            excess[power] = excess.get(power, 0) + said - lost
+    return {power: count / nonzero for power, count in sorted(excess.items())} if nonzero else {}
 
 
 def _exponents(trace: Trace, phase: str) -> Iterator[tuple[int, Number]]:
@@ -163,6 +200,7 @@ def together(traces: Iterable[Trace]) -> Magnitudes:
     total = Magnitudes()
     for trace in traces:
         one = magnitudes(trace)
+        total.corrections = total.corrections or one.corrections
         for exponent, count in one.counts.items():
             total.counts[exponent] = total.counts.get(exponent, 0) + count
         total.steps = sorted({*total.steps, *one.steps})

@@ -139,6 +139,8 @@ class Number:
                       ``nonfinite``. With phase forward or backward: what the ops of a module (``subject``) gave before
                       rounding to ``dtype``; with phase "gradient": a parameter's (``subject``) gradient. ``scale`` is
                       the loss scale in them
+    rescaled          of the same elements, by module (``subject``), where the backward pass was repeated at other loss
+                      scales: ``nonzero`` before rounding, and by power of two ("3": 8) those that are zero then
     rounding          per op and line, by float32 re-execution, where rounding does not explain it: sums of squared
                       errors and of squared values (finite, not subnormal), elements
     range             per op and line, forward, ``dtype`` float16, from 2**8 on: the largest finite magnitude, elements
