@@ -23,6 +23,16 @@ from tests.static.found import lines
         ("name = 'cuda kernels' if ok else 'cpu kernels'\n", set(), False),
         ("assert torch.cuda.is_available()\nd = 'cuda' if ok else 'cpu'\n", set(), False),
         ("if not torch.cuda.is_available():\n    raise SystemError\nd = 'cuda' if ok else 'cpu'\n", set(), False),
+        (
+            "if not torch.cuda.is_available() and fp16:\n    raise SystemError\nd = 'cuda' if ok else 'cpu'\n",
+            set(),
+            False,
+        ),
+        (
+            "if n == 'cuda' and not torch.cuda.is_available():\n    raise E\nd = 'cuda' if ok else 'cpu'\n",
+            {"cpu"},
+            False,
+        ),
         ("d = 'cuda' if ok else 'cpu'\nif torch.cuda.is_available():\n    torch.cuda.manual_seed(1)\n", {"cpu"}, False),
         ("d = 'cuda' if ok else 'cpu'\nif torch.cuda.is_available():\n    m = wrap(m)\n", {"cpu"}, True),
         ("d = 'cuda' if ok else 'cpu'\nif d.type == 'cpu':\n    workers = 0\n", {"cpu"}, True),

@@ -13,6 +13,7 @@ from amp_audit.static.spots.gates import Gate
 
 _KINDS = re.compile(r"(cuda|cpu|mps|xpu|npu|hpu)(:\d+)?")
 _BOILERPLATE = re.compile(r"seed|print|cudnn|info|get_device_name|empty_cache|synchronize|rng_state", re.I)
+_LOW = re.compile(r"fp16|half|amp(?!le)|mixed|precision", re.I)
 _TELLING = re.compile(r"cuda|gpu|cpu|mps|xpu|device|is_available", re.I)
 
 
@@ -76,15 +77,23 @@ def _asks_for_cuda(test: ir.Expr) -> bool:
 
 
 def _insists(module: ir.Module) -> bool:
-    """Whether a module asserts that there is CUDA, or ends where there is none."""
+    """Whether a module asserts that there is CUDA, or ends where there is none, be it only where a flag wants it."""
     for node in statements(module.body, into=True):
         if isinstance(node, ir.Assert) and "is_available" in words_in(node.test):
             return True
-        if isinstance(node, ir.If) and isinstance(node.test, ir.Unary) and "is_available" in words_in(node.test):
+        if isinstance(node, ir.If) and _finds_none(node.test):
             last = node.body[-1] if node.body else None
             if isinstance(last, ir.Raise) or (isinstance(last, ir.Evaluate) and "exit" in words_in(last.value)):
                 return True
     return False
+
+
+def _finds_none(test: ir.Expr) -> bool:
+    """``not torch.cuda.is_available()``, perhaps ``and fp16``."""
+    if isinstance(test, ir.BoolOp) and test.op == "and":
+        sides = ((test.left, test.right), (test.right, test.left))
+        return any(_finds_none(one) and any(map(_LOW.search, words_in(other))) for one, other in sides)
+    return isinstance(test, ir.Unary) and test.op == "not" and "is_available" in words_in(test)
 
 
 def _instead_of_cuda(one: set[str], other: set[str]) -> set[str]:
