@@ -10,6 +10,8 @@ operators, ``kernels`` has those that the CPU lacks, ``surface`` is what ``torch
 
 from __future__ import annotations
 
+import atexit
+
 from amp_audit.chips import Emulated, parse
 
 
@@ -29,6 +31,7 @@ def begin(text: str, *, dry: bool = False) -> Emulated:
         raise host.UnfitTorch("there is a CUDA device here: run without --emulate, or hide it (CUDA_VISIBLE_DEVICES=)")
     host.set_device_guard()
     host.admit_cuda()
+    atexit.register(host.await_threads)
     kernels.load(emulated.chip)
     backend.register()
     surface.install(emulated.chip)

@@ -56,6 +56,8 @@ class Attention:
                 query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale
             )[0]
             return out
+        if choice is None:
+            raise RuntimeError("No available kernel. Aborting execution.")
         plain: torch.Tensor = _ops._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
@@ -69,22 +71,26 @@ class Attention:
         mask: torch.Tensor | None,
         is_causal: bool,
         grouped: bool,
-    ) -> str:
-        """``flash``, ``efficient`` or ``math``."""
-        tensors = (query, key, value)
-        fused = (
-            all(item.dim() == 4 and item.shape[-2] > 0 and item.stride(-1) == 1 for item in tensors)
-            and len({item.dtype for item in tensors}) == 1
-            and query.shape[-1] == key.shape[-1]
-            and (grouped or query.shape[1] == key.shape[1] == value.shape[1])
-        )
-        if not fused or (is_causal and mask is not None):
-            return "math"
-        if torch.backends.cuda.flash_sdp_enabled() and mask is None and self._flash_fits(query, value):  # type: ignore[no-untyped-call]
+    ) -> str | None:
+        """``flash``, ``efficient`` or ``math``; None where the program has ruled out all that fit."""
+        allowed: Any = torch.backends.cuda
+        plain = "math" if allowed.math_sdp_enabled() else None
+        if not _alike(query, key, value, grouped) or (is_causal and mask is not None):
+            return plain
+        flash = allowed.flash_sdp_enabled() or (plain is None and allowed.cudnn_sdp_enabled())
+        if flash and mask is None and self._flash_fits(query, value):
             return "flash"
-        if torch.backends.cuda.mem_efficient_sdp_enabled() and not grouped and self._efficient_fits(query, value):  # type: ignore[no-untyped-call]
+        if allowed.mem_efficient_sdp_enabled() and not grouped and self._efficient_fits(query, value):
             return "efficient"
-        return "math"
+        return plain
+
+    def can_use(self, kernel: str, params: Any, debug: bool = False) -> bool:
+        """Whether ``flash`` or ``efficient`` takes a call, given as ``torch.backends.cuda.SDPAParams``."""
+        if not _alike(params.query, params.key, params.value, params.enable_gqa):
+            return False
+        if kernel == "flash":
+            return params.attn_mask is None and self._flash_fits(params.query, params.value)
+        return not params.enable_gqa and self._efficient_fits(params.query, params.value)
 
     def _flash_fits(self, query: torch.Tensor, value: torch.Tensor) -> bool:
         """FlashAttention is written for compute capability 8.0 and above."""
@@ -99,6 +105,17 @@ class Attention:
         if half and self.chip.major >= 7:
             least = _ALIGNED
         return query.shape[-1] % least == 0 and value.shape[-1] % least == 0
+
+
+def _alike(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grouped: bool) -> bool:
+    """Whether a fused kernel takes tensors of these shapes, whatever their dtype."""
+    tensors = (query, key, value)
+    return (
+        all(item.dim() == 4 and item.shape[-2] > 0 and item.stride(-1) == 1 for item in tensors)
+        and len({item.dtype for item in tensors}) == 1
+        and query.shape[-1] == key.shape[-1]
+        and (grouped or query.shape[1] == key.shape[1] == value.shape[1])
+    )
 
 
 def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from amp_audit.runtime.emulation import refusals
+from amp_audit.runtime.emulation import placement, refusals
 from amp_audit.runtime.emulation.bridge import on_device, on_host, over_storage
+from amp_audit.runtime.emulation.memory import out_of_memory
+from amp_audit.runtime.emulation.placement import Devices
 from amp_audit.runtime.emulation.randomness import generator
 
 core: Any = torch._C
 LOW = frozenset({torch.float16, torch.bfloat16})
-CPU = torch.device("cpu")
-
 _ACCUMULATED = frozenset(
     {
         *("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "addmv", "addmv_", "mv", "addbmm", "addr", "dot"),
@@ -41,16 +41,6 @@ _FLOAT32_RESULTS = {"native_layer_norm": (1, 2), "native_batch_norm": (1, 2), "_
 
 _HIDDEN_WRITES: dict[str, tuple[int, ...]] = {"native_batch_norm": (3, 4)}
 """Arguments (by position) that are changed although the schema does not say so: running statistics."""
-
-_MIXED = frozenset(
-    {
-        *("copy_", "_copy_from", "_foreach_copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_"),
-        *("_unsafe_index", "_unsafe_index_put", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"),
-        *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_", "is_set_to", "_to_copy", "equal"),
-        *("_ctc_loss", "_ctc_loss_backward"),
-    }
-)
-"""Operators that take tensors of both devices; of others torch takes CPU tensors without dimensions only."""
 
 
 class CannotEmulate(NotImplementedError):
@@ -73,7 +63,6 @@ class Plan:
     generator: bool
     random: bool
     wide: bool
-    mixed: bool
     refusal: refusals.Refusal | None
 
 
@@ -106,7 +95,6 @@ def plan(op: Any) -> Plan:
         any(argument.name == "generator" for argument in schema.arguments),
         torch.Tag.nondeterministic_seeded in op.tags,
         name in _ACCUMULATED,
-        name in _MIXED,
         refusals.REFUSALS.get(name),
     )
 
@@ -115,9 +103,17 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator whose tensors (some of them) are on the emulated device."""
     with Below():
         special = SPECIAL.get(op._schema.name)
-        if special is None or (skips_special(args, kwargs) and plan(op).name not in STRUCTURAL):
-            return _run(plan(op), args, kwargs)
-        return special(op, *args, **kwargs)
+        if placement.SEVERAL:
+            placement.take_aim(args, kwargs)
+        try:
+            if special is None or (skips_special(args, kwargs) and plan(op).name not in STRUCTURAL):
+                return _run(plan(op), args, kwargs)
+            return special(op, *args, **kwargs)
+        except RuntimeError as error:
+            refused = out_of_memory(error)
+            if refused is None:
+                raise
+            raise refused from None
 
 
 def skips_special(args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
@@ -149,11 +145,11 @@ _CPU_CAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
 def _run(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    devices = Devices(plan)
+    devices = Devices()
     own = tuple(devices.cross(arg) for arg in args)
     given = {key: devices.cross(value) for key, value in kwargs.items() if key not in plan.outputs}
     given.pop("pin_memory", None)
-    devices.check()
+    devices.check(plan.op, plan.name, args)
     if plan.refusal is not None:
         plan.refusal.check(devices.dtypes)
     if plan.generator and given.get("generator") is None:
@@ -230,41 +226,6 @@ def _rounded(value: Any, dtype: torch.dtype) -> Any:
     return [_rounded(item, dtype) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-class Devices:
-    """Lets the arguments of an operator cross to the CPU, and takes note of where they came from."""
-
-    __slots__ = ("_host", "_plan", "device", "dtypes")
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self.device = False
-        self._host = False
-        self.dtypes: set[torch.dtype] = set()
-
-    def cross(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            self.dtypes.add(value.dtype)
-            if value.is_cuda:
-                self.device = True
-                return on_host(value)
-            self._host = self._host or value.dim() > 0
-            return value
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self.cross, value))
-        if isinstance(value, torch.device) and value.type == "cuda":
-            if value.index is not None and value.index >= torch.cuda.device_count():
-                raise RuntimeError("CUDA error: invalid device ordinal")
-            return CPU
-        return value
-
-    def check(self) -> None:
-        if self.device and self._host and not self._plan.mixed:
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
-                f"(when checking arguments of {self._plan.op})"
-            )
-
-
 def _empty_like(out: Any) -> Any:
     if isinstance(out, (list, tuple)):
         return type(out)(map(_empty_like, out))
@@ -316,7 +277,6 @@ class _seeded:
 
     def __exit__(self, *error: object) -> None:
         if self._needed:
-            generator().set_state(torch.default_generator.get_state())
             torch.default_generator.set_state(self._own)
 
 

@@ -7,6 +7,7 @@ it, writing the other device into the exported header, and importing it again: n
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 import torch
@@ -31,10 +32,20 @@ _export: Any = torch._C._to_dlpack
 _import: Any = torch._C._from_dlpack
 
 
+class _Aim(threading.local):
+    """The device on which results are put in this thread: ``cuda:0`` unless several are emulated."""
+
+    index = 0
+
+
+aim = _Aim()
+
+
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of an emulated CUDA tensor: same shape, strides and dtype, without autograd."""
     capsule = _export(tensor)
-    _Header.from_address(_address(capsule, b"dltensor")).device.type = _HOST
+    device = _Header.from_address(_address(capsule, b"dltensor")).device
+    device.type, device.index = _HOST, 0
     host: torch.Tensor = _import(capsule)
     if host.is_complex() and tensor.is_conj():
         return host.conj()
@@ -42,13 +53,17 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:
-    """A CUDA tensor over the memory of a CPU tensor: same shape, strides and dtype, without autograd."""
+    """A CUDA tensor over the memory of a CPU tensor: same shape, strides and dtype, without autograd.
+
+    It is on the device that ``aim`` says.
+    """
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     capsule = _export(tensor)
-    _Header.from_address(_address(capsule, b"dltensor")).device.type = _CUDA
-    device: torch.Tensor = _import(capsule)
-    return device
+    device = _Header.from_address(_address(capsule, b"dltensor")).device
+    device.type, device.index = _CUDA, aim.index
+    crossed: torch.Tensor = _import(capsule)
+    return crossed
 
 
 def over_storage(storage: torch.UntypedStorage) -> torch.Tensor:

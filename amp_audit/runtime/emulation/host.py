@@ -9,6 +9,8 @@ is put back, and the program is not run.
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +82,10 @@ def admit_cuda() -> None:
     found = hooks.value
     assert found is not None
     before = 2 * ctypes.sizeof(ctypes.c_void_p)  # the offset to the top and the type, which precede the functions
-    table = (ctypes.c_void_p * _SLOTS).from_buffer_copy(ctypes.string_at(found - before, 8 * _SLOTS))
+    table = _outliving(ctypes.string_at(found - before, 8 * _SLOTS))
     table[_PRIMARY_CONTEXT] = table[_IS_AVAILABLE]
     table[_IS_BUILT] = ctypes.cast(yes, ctypes.c_void_p).value
     hooks.value = ctypes.addressof(table) + before
-    _kept.append(table)
     if str(torch._C._accelerator_getAccelerator()) != "cuda":
         hooks.value = found
         raise UnfitTorch(f"torch {torch.__version__} cannot be told that it has CUDA")
@@ -95,7 +96,53 @@ _PREDICATES = ("_ZN2at7Context9hasOpenMPEv", "_ZN2at7Context9hasLAPACKEv", "_ZN2
 """Functions of ATen that take nothing and say yes or no; one that says yes is needed."""
 _IS_BUILT, _IS_AVAILABLE, _PRIMARY_CONTEXT = 4, 5, 6
 """Places in the table: after the two entries before the functions, and two destructors."""
-_kept: list[Any] = []
+
+
+def _outliving(entries: bytes) -> Any:
+    """A table that is never freed: the hooks are destroyed by it when the process exits, after Python is gone."""
+    allocate = ctypes.CDLL(None).malloc
+    allocate.restype, allocate.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    address = allocate(len(entries))
+    ctypes.memmove(address, entries, len(entries))
+    return (ctypes.c_void_p * _SLOTS).from_address(address)
+
+
+def await_threads(patience: float = 5.0) -> None:
+    """Wait until autograd's threads have started; for the end of a program.
+
+    A backward on the device starts one for each of the guard's eight devices. Each takes the interpreter's lock once.
+    One that comes to it when Python has begun to end takes the process down ("terminate called without an active
+    exception"), as short programs on a busy machine did see.
+    """
+    deadline = time.monotonic() + patience
+    while _starting() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _starting() -> bool:
+    """Whether there are threads of autograd's that Python does not know yet; False where the system does not tell."""
+    try:
+        names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    except OSError:
+        return False
+    engine = sum(name.startswith("pt_autograd") for name in names)
+    return engine > 0 and _known() < engine + sum(map(_of_python, threading.enumerate()))
+
+
+def _of_python(thread: threading.Thread) -> bool:
+    return not isinstance(thread, threading._DummyThread)
+
+
+def _known() -> int:
+    """How many threads have a state in this interpreter."""
+    api = ctypes.pythonapi
+    own, head, following = api.PyInterpreterState_Get, api.PyInterpreterState_ThreadHead, api.PyThreadState_Next
+    own.restype = head.restype = following.restype = ctypes.c_void_p
+    head.argtypes = following.argtypes = [ctypes.c_void_p]
+    count, state = 0, head(own())
+    while state:
+        count, state = count + 1, following(state)
+    return count
 
 
 def _holds(function: Any) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
 import torch
 
 from amp_audit.chips import Chip
+from amp_audit.runtime.emulation import normalization as normalization
 from amp_audit.runtime.emulation import recurrent as recurrent
 from amp_audit.runtime.emulation.attention import Attention
 from amp_audit.runtime.emulation.backend import LOW, Library, fill, special
@@ -20,11 +22,16 @@ _libraries: list[Any] = []
 def load(chip: Chip) -> None:
     """Register what is composed of other operators; those below and in the other modules are by their import."""
     library = Library("aten", "IMPL")
+    attention = Attention(chip)
+    core: Any = torch._C
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for key in ("CUDA", "AutogradCUDA"):
-            library.impl("scaled_dot_product_attention", Attention(chip), key)
+            library.impl("scaled_dot_product_attention", attention, key)
     _libraries.append(library)
+    core._is_flash_attention_available = lambda: True
+    core._can_use_flash_attention = functools.partial(attention.can_use, "flash")
+    core._can_use_mem_efficient_attention = functools.partial(attention.can_use, "efficient")
 
 
 @special("native_dropout")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 GPU_ONLY = frozenset(
     {
         *("triton", "flash_attn", "flash_attn_interface", "xformers", "apex", "amp_C", "transformer_engine", "cupy"),
@@ -11,6 +13,8 @@ GPU_ONLY = frozenset(
 )
 """Packages whose kernels are compiled for GPUs."""
 
+_LACKING = re.compile(r"dummy base class (\w+)|'torch\._C' has no attribute '(_cuda_\w+)'")
+"""How a torch for the CPU says that it lacks a class or a function of CUDA's."""
 _BUILDING = ("CUDA_HOME", "nvcc", "No CUDA runtime is found")
 
 
@@ -23,6 +27,9 @@ def explain(error: BaseException) -> str | None:
     text = str(error)
     if text.startswith("amp-audit cannot emulate"):
         return text.partition("\n")[0]
+    missing = _LACKING.search(text)
+    if missing is not None:
+        return f"the program uses torch's {missing[1] or missing[2]}, which cannot be emulated"
     if "'SparseCUDA'" in text or "'SparseCsrCUDA'" in text:
         return "the program uses sparse CUDA tensors, which cannot be emulated"
     if isinstance(error, OSError) and any(word in text for word in _BUILDING):

@@ -1,23 +1,21 @@
-"""CUDA's random numbers: a stream of their own, beside the CPU's, seeded as CUDA's is.
+"""CUDA's random numbers: a stream of their own, beside the CPU's, with a seed and an offset as state.
 
-The numbers are those of the CPU's generator, not of Philox: the same seed gives other values than on a GPU.
+As with Philox on a GPU an operator's numbers follow from those two, and each operator moves the offset on. The numbers
+are those of the CPU's generator: the same seed gives other values than on a GPU.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import torch
 
 _OWN: Any = torch._C.Generator
-_generators: list[torch.Generator] = []
-
-
-def generator() -> torch.Generator:
-    """The generator that random operators on CUDA use when the program gives none."""
-    if not _generators:
-        _generators.append(_OWN())
-    return _generators[0]
+_SEED = 67280421310721  # c10::detail's default_rng_seed_val
+_STATE = struct.Struct("<QQ")
+_WORD = 1 << 64
+_STEP = 4  # Philox makes four numbers at a time
 
 
 class Generator(_OWN):  # type: ignore[misc]
@@ -25,7 +23,8 @@ class Generator(_OWN):  # type: ignore[misc]
 
     def __new__(cls, device: Any = "cpu") -> Any:
         self = super().__new__(cls)
-        self._place = torch.device(device)
+        place = torch.device(device)
+        self._place = torch.device("cuda", place.index or 0) if place.type == "cuda" else place
         return self
 
     def __init__(self, device: Any = "cpu") -> None:
@@ -35,3 +34,94 @@ class Generator(_OWN):  # type: ignore[misc]
     def device(self) -> torch.device:
         place: torch.device = self._place
         return place
+
+    def clone_state(self) -> Generator:
+        """A generator of the same device that goes on from the same state."""
+        twin = Generator(self.device)
+        twin.set_state(self.get_state())
+        return twin
+
+    def __reduce__(self) -> Any:
+        return _restored, (str(self.device), self.get_state())
+
+
+def _restored(device: str, state: torch.Tensor) -> Generator:
+    made = Generator(device)
+    made.set_state(state)
+    return made
+
+
+class Default(Generator):
+    """The generator of the device; its state is 16 bytes, as CUDA's: the seed and the offset."""
+
+    def __new__(cls) -> Any:
+        self = super().__new__(cls, "cuda")
+        self._seed, self._offset, self._host = _SEED, 0, _OWN()
+        return self
+
+    def __init__(self) -> None:
+        super().__init__("cuda")
+
+    def draw(self) -> torch.Generator:
+        """What the next operator draws from."""
+        self._host.manual_seed(_mixed(self._seed, self._offset))
+        self._offset += _STEP
+        host: torch.Generator = self._host
+        return host
+
+    def manual_seed(self, seed: int) -> Default:
+        self._seed, self._offset = seed % _WORD, 0
+        return self
+
+    def seed(self) -> int:
+        """Seed it by chance; the seed."""
+        self.manual_seed(self._host.seed())
+        return self._seed
+
+    def initial_seed(self) -> int:
+        known: int = self._seed
+        return known
+
+    def get_offset(self) -> int:
+        known: int = self._offset
+        return known
+
+    def set_offset(self, offset: int) -> None:
+        self._offset = offset
+
+    def get_state(self) -> torch.Tensor:
+        packed = _STATE.pack(self._seed, self._offset)
+        return torch.tensor(list(packed), dtype=torch.uint8, device="cpu")
+
+    def set_state(self, new_state: torch.Tensor) -> Default:
+        """Raises RuntimeError as CUDA does for a state that is none of its own."""
+        if new_state.dtype is not torch.uint8 or new_state.numel() != _STATE.size:
+            raise RuntimeError("RNG state is wrong size")
+        self._seed, self._offset = _STATE.unpack(bytes(new_state.tolist()))
+        return self
+
+    def clone_state(self) -> Default:
+        return Default().set_state(self.get_state())
+
+
+def _mixed(seed: int, offset: int) -> int:
+    """32 bits of a seed and an offset (the last steps of SplitMix64): the CPU's generator uses no more."""
+    mixed = (seed + offset * 0x9E3779B97F4A7C15) % _WORD
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % _WORD
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % _WORD
+    return (mixed ^ mixed >> 31) >> 32
+
+
+_default: list[Default] = []
+
+
+def default() -> Default:
+    """The device's own generator, which random operators use when the program gives none."""
+    if not _default:
+        _default.append(Default())
+    return _default[0]
+
+
+def generator() -> torch.Generator:
+    """What a random operator draws from when the program gives no generator; good for that one operator."""
+    return default().draw()

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from amp_audit.runtime.emulation.backend import CannotEmulate
-from amp_audit.runtime.emulation.bridge import on_device, over_storage
+from amp_audit.runtime.emulation.bridge import aim, on_device, over_storage
+from amp_audit.runtime.emulation.placement import index_of
 
 _FIRST = 5
 """Before torch's own entries (10 for the CPU, 20 for CUDA) in the order in which locations of storages are tried."""
@@ -22,7 +23,7 @@ def install() -> None:
     def __new__(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None or torch.device(device).type != "cuda":
             return make(cls, *args, **({} if device is None else {"device": device}), **kwargs)
-        return on_cuda(make(cls, *args, **kwargs))
+        return on_cuda(make(cls, *args, **kwargs), torch.device(device))
 
     untyped.__new__ = staticmethod(__new__)
     untyped.cuda = _to_cuda
@@ -34,32 +35,56 @@ def install() -> None:
         return storage
 
     untyped.copy_ = copy_
-    resize = untyped.resize_
+    _resize(untyped)
+    torch.serialization.register_package(_FIRST, lambda storage: None, _restore)
+
+
+_SIZE = "_amp_audit_size"
+
+
+def _resize(untyped: Any) -> None:
+    """Sharded modules give memory back and take it again: here it stays, and the storage says what they were told."""
+    resize, nbytes, address = untyped.resize_, untyped.nbytes, untyped.data_ptr
 
     def resize_(storage: Any, size: int) -> Any:
         if not storage.is_cuda:
             return resize(storage, size)
-        if size > storage.nbytes():
+        if size > nbytes(storage):
             raise CannotEmulate("amp-audit cannot emulate a CUDA storage that grows (UntypedStorage.resize_)")
-        return storage  # memory that is given back and taken again, as sharded modules do, stays
+        setattr(storage, _SIZE, size)
+        return storage
 
-    untyped.resize_ = resize_
-    torch.serialization.register_package(_FIRST, lambda storage: None, _restore)
+    def size(storage: Any) -> int:
+        return int(getattr(storage, _SIZE, nbytes(storage)))
+
+    def data_ptr(storage: Any) -> int:
+        return int(address(storage)) if size(storage) else 0
+
+    untyped.resize_, untyped.data_ptr = resize_, data_ptr
+    untyped.nbytes = untyped.size = untyped.__len__ = size
 
 
-def on_cuda(host: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A storage on the device over the memory of one on the CPU."""
+def on_cuda(host: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
+    """A storage on a device over the memory of one on the CPU."""
+    aim.index = index_of(device)
     return on_device(torch.empty(0, dtype=torch.uint8).set_(host)).untyped_storage()
 
 
 def _to_cuda(storage: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
     if storage.is_cuda:
         return storage
-    return on_cuda(storage.clone())
+    place = device if isinstance(device, (int, torch.device)) else "cuda" if device is None else str(device)
+    return on_cuda(storage.clone(), torch.device(place))
 
 
 def _restore(storage: Any, location: str) -> Any:
     """What ``torch.load`` calls for each storage; None leaves it to the entries that follow."""
     if not location.startswith("cuda"):
         return None
-    return on_cuda(storage)
+    place, count = torch.device(location), torch.cuda.device_count()
+    if place.index is not None and place.index >= count:
+        raise RuntimeError(
+            f"Attempting to deserialize object on CUDA device {place.index} but torch.cuda.device_count() is {count}. "
+            "Please use torch.load with map_location to map your storages to an existing device."
+        )
+    return on_cuda(storage, place)

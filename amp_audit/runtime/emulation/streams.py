@@ -9,9 +9,17 @@ from typing import Any
 import torch
 
 from amp_audit.runtime.emulation.backend import CannotEmulate
+from amp_audit.runtime.emulation.placement import index_of
 
 _numbers = itertools.count(1)
 _CUDA = 1  # c10::DeviceType
+
+
+def _index(device: Any) -> int:
+    """The index of what programs give as a device: a number, a name, a torch.device, or nothing."""
+    if device is None:
+        return torch.cuda.current_device()
+    return index_of(torch.device(device))
 
 
 class Stream:
@@ -19,9 +27,9 @@ class Stream:
 
     def __init__(self, device: Any = None, priority: int = 0, **given: Any) -> None:
         self.stream_id = given.get("stream_id", next(_numbers))
-        self.device_index = 0
+        self.device_index = _index(device)
         self.device_type = _CUDA
-        self.device = torch.device("cuda", 0)
+        self.device = torch.device("cuda", self.device_index)
         self.priority = priority
         self.cuda_stream = self.native_handle = self.stream_id
 
@@ -77,7 +85,7 @@ class Event:
     def __init__(self, *device: Any, enable_timing: bool = False, **given: Any) -> None:
         self._timing = enable_timing or (len(device) > 0 and device[0] is True)
         self._at: float | None = None
-        self.device = torch.device("cuda", 0)
+        self.device = torch.device("cuda", torch.cuda.current_device())
 
     def record(self, stream: Any = None) -> None:
         self._at = time.perf_counter()
@@ -117,10 +125,10 @@ class Streams:
         self._current = 0
 
     def current(self, device: int) -> tuple[int, int, int]:
-        return self._current, 0, _CUDA
+        return self._current, max(device, 0), _CUDA
 
     def default(self, device: int) -> tuple[int, int, int]:
-        return 0, 0, _CUDA
+        return 0, max(device, 0), _CUDA
 
     def set(self, stream_id: int, device_index: int = 0, device_type: int = _CUDA) -> None:
         self._current = stream_id

@@ -7,9 +7,8 @@ are given here, so that everything above stays torch's own.
 from __future__ import annotations
 
 import functools
-import gc
-import os
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -18,14 +17,17 @@ import torch
 import torch.utils._device
 
 from amp_audit.chips import Chip
-from amp_audit.runtime.emulation import legacy, randomness, storage
+from amp_audit.runtime.emulation import legacy, placement, randomness, storage
+from amp_audit.runtime.emulation.memory import Memory
+from amp_audit.runtime.emulation.placement import check_generator
+from amp_audit.runtime.emulation.profiling import Ranges, Runtime
 from amp_audit.runtime.emulation.streams import CUDAGraph, Event, ExternalStream, Stream, Streams
 
 CUDA_VERSION = "12.8"
 CUDNN_VERSION = 91002
 ARCHITECTURES = "sm_60 sm_61 sm_70 sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120"
-_IN_USE = 0.05
-"""The share of the device's memory that ``mem_get_info`` counts as used by others."""
+NCCL_VERSION = 2 << 32 | 27 << 16 | 3
+_pools = itertools.count(1)
 
 
 _NO_ID = UUID(int=0)
@@ -64,14 +66,16 @@ def install(chip: Chip) -> None:
         setattr(torch._C, name, value)
     everything.version.cuda = CUDA_VERSION
     cuda: Any = torch.cuda
-    cuda._cudart = device
-    cuda.device_count = device.count
+    cuda._cudart = runtime = Runtime(chip.memory)
+    cuda.device_count = placement.count
     cuda._get_device_properties = device.properties
     cuda._exchange_device = device.exchange
     cuda._maybe_exchange_device = device.exchange
     cuda.graphs._cuda_isCurrentStreamCapturing = device.functions()["_cuda_isCurrentStreamCapturing"]
-    cuda.default_generators = (randomness.generator(),) * device.count()
-    cuda.cudart = lambda: device
+    cuda.default_generators = (randomness.default(),) * placement.count()
+    cuda.cudart = lambda: runtime
+    cuda.nvtx._nvtx = Ranges()
+    cuda.graphs._graph_pool_handle = device.functions()["_graph_pool_handle"]
     for module in (cuda, cuda.streams, cuda.graphs):
         for made in (Stream, Event, ExternalStream, CUDAGraph):
             if hasattr(module, made.__name__):
@@ -82,6 +86,7 @@ def install(chip: Chip) -> None:
     everything.Tensor.record_stream = lambda tensor, stream: None
     torch._C._jit_override_can_fuse_on_gpu(False)
     _without_cudnn()
+    _without_plans()
     _pin()
     _compile_nothing()
     storage.install()
@@ -101,20 +106,31 @@ def _without_cudnn() -> None:
     torch.backends.cudnn.is_acceptable = lambda tensor: False
 
 
+def _without_plans() -> None:
+    """The cache of plans for Fourier transforms stays empty."""
+    cache: Any = torch.backends.cuda.cuFFTPlanCache
+    size, limit, most = vars(cache)["size"], vars(cache)["max_size"], [4096]
+    size.getter = lambda device: 0
+    limit.getter = lambda device: most[0]
+    limit.setter = lambda device, value: most.__setitem__(0, value)
+    cache.clear = lambda self: None
+
+
 class _Device:
     """The one device, and the functions that torch's Python code calls."""
 
     def __init__(self, chip: Chip) -> None:
         self._chip = chip
         self._streams = Streams()
-        self._current = 0
-        self._peak = 0
+        core: Any = torch._C
+        self._own = core._accelerator_getDeviceIndex, core._accelerator_setDeviceIndex
+        self._memory = Memory()
 
     def functions(self) -> dict[str, Callable[..., Any]]:
         return {
-            "_cuda_getDeviceCount": self.count,
+            "_cuda_getDeviceCount": placement.count,
             "_cuda_init": lambda: None,
-            "_cuda_getDevice": lambda: self._current,
+            "_cuda_getDevice": self._own[0],
             "_cuda_setDevice": self.exchange,
             "_cuda_exchangeDevice": self.exchange,
             "_cuda_maybeExchangeDevice": self.exchange,
@@ -129,8 +145,8 @@ class _Device:
             "_cuda_isCurrentStreamCapturing": lambda: False,
             "_cuda_emptyCache": lambda: None,
             "_cuda_ipc_collect": lambda: None,
-            "_cuda_memoryStats": self.memory,
-            "_cuda_resetPeakMemoryStats": self._forget_peak,
+            "_cuda_memoryStats": self._memory.stats,
+            "_cuda_resetPeakMemoryStats": self._memory.forget_peak,
             "_cuda_resetAccumulatedMemoryStats": lambda device: None,
             "_cuda_memorySnapshot": lambda *args: {"segments": [], "device_traces": []},
             "_cuda_setMemoryFraction": lambda fraction, device: None,
@@ -145,28 +161,38 @@ class _Device:
             "_accelerator_getStream": lambda index: Stream(stream_id=self._streams.current(index)[0]),
             "_accelerator_setStream": lambda stream: self._streams.set(stream.stream_id),
             "_accelerator_synchronizeDevice": lambda index: None,
-            "_accelerator_getDeviceIndex": lambda: self._current,
             "_accelerator_setDeviceIndex": self.exchange,
             "_accelerator_exchangeDevice": self.exchange,
             "_accelerator_maybeExchangeDevice": self.exchange,
-            "_broadcast": lambda tensor, devices: [tensor.to(_FIRST) for _ in devices],
-            "_broadcast_coalesced": lambda tensors, devices, size: [list(tensors) for _ in devices],
+            "_broadcast": lambda tensor, devices: [tensor.to(torch.device("cuda", one)) for one in devices],
+            "_broadcast_coalesced": lambda tensors, devices, size: [
+                [item.to(torch.device("cuda", one)) for item in tensors] for one in devices
+            ],
             "_scatter": _scatter,
-            "_gather": lambda tensors, dim, destination: torch.cat([tensor.to(_FIRST) for tensor in tensors], dim),
+            "_gather": _gather,
             "_cuda_getCurrentRawStream": lambda device: 0,
             "_cuda_clearCublasWorkspaces": lambda: None,
+            "_cuda_isHistoryEnabled": lambda: False,
+            "_cuda_record_memory_history": lambda *args, **kwargs: None,
+            "_cuda_record_memory_history_legacy": lambda *args, **kwargs: None,
+            "_cuda_attach_out_of_memory_observer": lambda observer: None,
+            "_cuda_isInBadFork": lambda: False,
+            "_cuda_CUDAAllocator_AllocatorState": object,
+            "_set_cached_tensors_enabled": lambda enabled: None,
+            "_get_accelerator": lambda check=None: torch.device("cuda"),
+            "_nccl_version": lambda: NCCL_VERSION,
+            "_nccl_version_suffix": lambda: b"",
+            "_graph_pool_handle": lambda: (0, next(_pools)),
         }
-
-    def count(self) -> int:
-        """One device; under a launcher as many as it started processes, each of which uses its own."""
-        local = os.environ.get("LOCAL_WORLD_SIZE", "")
-        return int(local) if local.isdigit() else 1
 
     def exchange(self, index: int) -> int:
         """Make another device the current one. Raises as CUDA does for one that is not there."""
-        if index >= self.count():
+        if index >= placement.count():
             raise RuntimeError("CUDA error: invalid device ordinal")
-        before, self._current = self._current, max(index, 0) if index >= 0 else self._current
+        current, choose = self._own
+        before: int = current()
+        if index >= 0 and index != before:
+            choose(index)
         return before
 
     def properties(self, index: int) -> DeviceProperties:
@@ -181,56 +207,16 @@ class _Device:
             chip.l2_cache,
         )
 
-    def memory(self, index: int) -> dict[str, Any]:
-        """What ``torch.cuda.memory_stats`` is made of: bytes that live tensors hold, and the most seen so far."""
-        held = _held()
-        self._peak = max(self._peak, held)
-        both = {"current": held, "peak": self._peak, "allocated": held, "freed": 0}
-        kinds = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
-        return {**{kind: {"all": both} for kind in kinds}, "num_alloc_retries": 0, "num_ooms": 0}
-
-    def _forget_peak(self, index: int) -> None:
-        self._peak = 0
-
-    # cudart
-
-    def cudaMemGetInfo(self, index: int) -> tuple[int, int]:
-        total = self._chip.memory
-        return max(0, int(total * (1 - _IN_USE)) - _held()), total
-
-    def cudaProfilerStart(self) -> int:
-        return 0
-
-    def cudaProfilerStop(self) -> int:
-        return 0
-
-    def cudaHostRegister(self, *args: Any) -> int:
-        return 0
-
-    def cudaHostUnregister(self, *args: Any) -> int:
-        return 0
-
-    def cudaGetErrorString(self, error: int) -> str:
-        return "no error"
-
-
-_FIRST = torch.device("cuda", 0)
-
 
 def _scatter(tensor: torch.Tensor, devices: list[int], sizes: list[int] | None, dim: int, streams: Any) -> Any:
     """What ``nn.DataParallel`` gives to each of its devices, which is this one."""
     parts = torch.split(tensor, sizes, dim) if sizes else torch.chunk(tensor, len(devices), dim)
-    return tuple(part.to(_FIRST) for part in parts)
+    return tuple(part.to(torch.device("cuda", device)) for part, device in zip(parts, devices))
 
 
-def _held() -> int:
-    """Bytes of storages on the device that live Python tensors hold. What only autograd keeps is not seen."""
-    sizes: dict[int, int] = {}
-    for item in gc.get_objects():
-        if issubclass(type(item), torch.Tensor) and item.is_cuda and item.layout is torch.strided:
-            own = item.untyped_storage()
-            sizes[own._cdata] = own.nbytes()
-    return sum(sizes.values())
+def _gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None) -> torch.Tensor:
+    place = torch.device("cpu") if destination == -1 else torch.device("cuda", destination or 0)
+    return torch.cat([tensor.to(place) for tensor in tensors], dim)
 
 
 # Pinned memory
@@ -246,13 +232,13 @@ def _pin() -> None:
 
     def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         if tensor.is_cuda:
-            raise RuntimeError(f"cannot pin 'torch.cuda.{tensor.dtype}' only dense CPU tensors can be pinned")
+            raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
         if is_pinned(tensor):
             return tensor
         return _marked(tensor.detach().clone() if not tensor.requires_grad else tensor.clone())
 
     def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
-        return getattr(tensor, _PINNED, False)
+        return getattr(tensor if tensor._base is None else tensor._base, _PINNED, False)
 
     tensors: Any = torch.Tensor
     tensors.pin_memory = pin_memory
@@ -275,6 +261,10 @@ def _marked(tensor: torch.Tensor) -> torch.Tensor:
 def _pinning(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(factory)
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("generator") is not None:
+            made = factory(*args, **kwargs)
+            check_generator(kwargs["generator"], made.device.type)
+            return made
         if not kwargs.get("pin_memory"):
             return factory(*args, **kwargs)
         return _marked(factory(*args, **{**kwargs, "pin_memory": False}))

@@ -32,12 +32,14 @@ def refused(function):
 """
 
 
-def emulate(code: str, device: str = "cuda", folder: Path | None = None) -> list[list[Any]]:
-    """What ``code`` handed to ``tell``, call by call."""
+def emulate(
+    code: str, device: str = "cuda", folder: Path | None = None, environment: dict[str, str] | None = None
+) -> list[list[Any]]:
+    """What ``code`` handed to ``tell``, call by call. Fails where the program does not end well."""
     text = HEAD.format(device=device) + textwrap.dedent(code) + "\nprint('RESULTS' + json.dumps(results))\n"
     done = subprocess.run(
         [sys.executable, "-c", text],
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, **(environment or {})},
         cwd=folder,
         capture_output=True,
         timeout=300,

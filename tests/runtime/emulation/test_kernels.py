@@ -152,3 +152,54 @@ def test_optimizers_of_all_kinds() -> None:
                 tell(max((a - b.cpu()).abs().max().item() for a, b in zip(one.parameters(), other.parameters())))
     """)
     assert len(told) == 8 and max(error for (error,) in told) < 1e-6
+
+
+def test_attention_without_a_kernel_is_refused() -> None:
+    """A program that allows FlashAttention alone meets CUDA's refusal where that does not fit."""
+    told = emulate("""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        x = torch.ones(1, 1, 4, 8, device="cuda")
+        half = x.half().requires_grad_()
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            with sdpa_kernel(backend):
+                tell(F.scaled_dot_product_attention(half, half, half).grad_fn.name())
+                tell(refused(lambda: F.scaled_dot_product_attention(x, x, x)))
+        params = [torch.backends.cuda.SDPAParams(t, t, t, None, 0.0, False, False) for t in (half, x)]
+        tell(*[torch.backends.cuda.can_use_flash_attention(p) for p in params],
+             *[torch.backends.cuda.can_use_efficient_attention(p) for p in params])
+    """)
+    refusal = ["RuntimeError: No available kernel. Aborting execution."]
+    assert told == [["ScaledDotProductFlashAttentionBackward0"], refusal] * 2 + [[True, False, True, True]]
+
+
+def test_synchronized_batch_norm_is_batch_norm_of_all_ranks() -> None:
+    told = emulate("""
+        def largest(pairs):
+            return max(float((a.cpu().double() - b.double()).abs().max().detach()) for a, b in pairs)
+        for dtype in (torch.float32, torch.float16):
+            torch.manual_seed(0)
+            whole = nn.BatchNorm2d(4).double()
+            nn.init.uniform_(whole.weight); nn.init.normal_(whole.bias)
+            x, g = torch.randn(6, 4, 5, 5).to(dtype), torch.randn(6, 4, 5, 5).to(dtype)
+            wide = x.double().requires_grad_()
+            expected = whole(wide); expected.backward(g.double())
+            w, b = (p.detach().float().cuda() for p in (whole.weight, whole.bias))
+            xs, gs = (t.cuda().split([2, 4]) for t in (x, g))
+            counts = torch.tensor([50.0, 100.0], device="cuda")
+            mean, invstd = (torch.stack(s) for s in zip(*[torch.batch_norm_stats(t, 1e-5) for t in xs]))
+            running = torch.zeros(4, device="cuda"), torch.ones(4, device="cuda")
+            mean, invstd = torch.batch_norm_gather_stats_with_counts(
+                xs[0], mean, invstd, *running, 0.1, 1e-5, counts)
+            out = torch.cat([torch.batch_norm_elemt(t, w, b, mean, invstd, 1e-5) for t in xs])
+            parts = [torch.batch_norm_backward_reduce(a, t, mean, invstd, w, True, True, True) for a, t in zip(gs, xs)]
+            sums, centred, of_weight, of_bias = (one + other for one, other in zip(*parts))
+            back = torch.cat([torch.batch_norm_backward_elemt(a, t, mean, invstd, w, sums, centred, counts)
+                              for a, t in zip(gs, xs)])
+            exact = largest([*zip(running, (whole.running_mean, whole.running_var)),
+                             (of_weight, whole.weight.grad), (of_bias, whole.bias.grad)])
+            tell(out.dtype, mean.dtype, exact < 1e-5, largest([(out, expected), (back, wide.grad)]))
+    """)
+    for (_, mean, exact, error), most in zip(told, (1e-5, 3e-3), strict=True):
+        assert (mean, exact) == ("torch.float32", True)
+        assert error < most
+    assert [out for out, *_ in told] == ["torch.float32", "torch.float16"]

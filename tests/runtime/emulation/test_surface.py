@@ -78,6 +78,9 @@ def test_devices_do_not_mix() -> None:
         tell(refused(lambda: F.linear(x[None], y[None])))
         tell(refused(lambda: x.numpy()))
         tell(refused(lambda: nn.Embedding(4, 2).cuda()(torch.tensor([1]))))
+        tell(refused(lambda: torch.equal(x, y)))
+        tell(refused(lambda: y[torch.tensor([0]).cuda()]))
+        tell(refused(lambda: x.index_put_((torch.tensor([0, 1]),), torch.ones(2))))
         tell((x + torch.tensor(2.0)).tolist(), x[torch.tensor([0, 2])].tolist())
         y.copy_(x * 3)
         tell(y.tolist(), y.device)
@@ -89,7 +92,12 @@ def test_devices_do_not_mix() -> None:
     assert told[1][0].startswith(mixed)
     assert told[2][0].startswith("TypeError: can't convert cuda:0 device type tensor to numpy")
     assert told[3][0].startswith(mixed)
-    assert told[4:] == [[[3.0] * 3, [1.0, 1.0]], [[3.0] * 3, "cpu"]]
+    assert told[4][0].startswith(mixed)
+    assert told[5] == [
+        "RuntimeError: indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+    ]
+    assert told[6][0].startswith(mixed)
+    assert told[7:] == [[[3.0] * 3, [1.0, 1.0]], [[3.0] * 3, "cpu"]]
 
 
 def test_a_module_keeps_its_parameters() -> None:
@@ -143,7 +151,7 @@ def test_random_numbers_have_their_own_stream() -> None:
         tell(generator.device, isinstance(generator, torch.Generator), y.device)
         torch.manual_seed(3); F.dropout(torch.ones(50, device="cuda")); tell(torch.rand(2).tolist() == first[:2])
     """)
-    assert told == [[True], [True], [True], ["cuda", True, "cuda:0"], [True]]
+    assert told == [[True], [True], [True], ["cuda:0", True, "cuda:0"], [True]]
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
@@ -226,3 +234,113 @@ def test_old_names_and_default_devices() -> None:
         torch.set_default_tensor_type("torch.cuda.FloatTensor"); tell(torch.ones(1).device)
     """)
     assert told == [[True, False], ["cuda:0", "cuda:0"], ["cuda:0"], ["cuda:0"]]
+
+
+def test_memory_is_told_and_runs_out() -> None:
+    told = emulate("""
+        x = torch.ones(250, device="cuda")
+        stats = torch.cuda.memory_stats()
+        names = "allocated_bytes.all.current", "allocation.all.current", "active_bytes.large_pool.peak"
+        tell(*[stats[name] for name in names])
+        tell("CUDA memory summary" in torch.cuda.memory_summary(), torch.cuda.memory_snapshot())
+        try:
+            torch.empty(1 << 45, device="cuda")
+        except torch.cuda.OutOfMemoryError as error:
+            tell(str(error)[:58])
+        tell(torch.cuda.memory.get_allocator_backend(), torch.cuda.nccl.version()[0])
+        torch.cuda.memory._record_memory_history(max_entries=10)
+    """)
+    assert told == [
+        [1000, 1, 1000],
+        [True, []],
+        ["CUDA out of memory. Tried to allocate 131072.00 GiB. (Emul"],
+        ["native", 2],
+    ]
+
+
+def test_profilers_are_answered() -> None:
+    told = emulate("""
+        tell(torch.cuda.nvtx.range_push("a"), torch.cuda.nvtx.range_push("b"), torch.cuda.nvtx.range_pop())
+        torch.cuda.nvtx.mark("here")
+        with torch.cuda.nvtx.range("c"): torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("d"))
+        torch.cuda.profiler.start(); torch.cuda.profiler.stop()
+        tell(torch.backends.cuda.cufft_plan_cache.max_size, torch.backends.cuda.cufft_plan_cache.size)
+        tell(torch.get_device_module().__name__)
+        torch._dynamo.reset()
+    """)
+    assert told == [[0, 1, 1], [4096, 0], ["torch.cuda"]]
+
+
+def test_views_of_pinned_memory_are_pinned() -> None:
+    told = emulate("""
+        x = torch.zeros(4).pin_memory()
+        tell(x[:2].is_pinned(), x.view(2, 2).is_pinned(), x.clone().is_pinned(), x.pin_memory() is x)
+        tell(refused(x.cuda().pin_memory))
+    """)
+    refusal = "RuntimeError: cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"
+    assert told == [[True, True, False, True], [refusal]]
+
+
+def test_generators_are_of_a_device() -> None:
+    """The state of CUDA's own is its seed and an offset, which each operator moves on."""
+    told = emulate("""
+        import copy
+        tell(refused(lambda: torch.randn(2, device="cuda", generator=torch.Generator())))
+        tell(refused(lambda: torch.randperm(2, generator=torch.Generator("cuda"))))
+        torch.cuda.manual_seed(7); torch.rand(2, device="cuda")
+        own = torch.cuda.default_generators[0]
+        tell(torch.cuda.get_rng_state().tolist(), own.initial_seed(), own.get_offset(), str(own.device))
+        later = own.clone_state(); x = torch.rand(2, device="cuda")
+        own.set_state(later.get_state()); tell(torch.equal(x, torch.rand(2, device="cuda")))
+        own.set_offset(4); tell(torch.equal(x, torch.rand(2, device="cuda")), refused(lambda: own.set_state(x)))
+        mine = torch.Generator("cuda").manual_seed(3); twin = copy.deepcopy(mine)
+        tell(str(twin.device), torch.equal(*(torch.rand(3, device="cuda", generator=one) for one in (mine, twin))))
+        draws = torch.stack([torch.rand(4, device="cuda") for _ in range(50)])
+        tell(len(draws.unique()))
+    """)
+    wrong = "RuntimeError: Expected a '{}' device type for generator but found '{}'"
+    assert told == [
+        [wrong.format("cuda", "cpu")],
+        [wrong.format("cpu", "cuda")],
+        [[7, *[0] * 7, 4, *[0] * 7], 7, 4, "cuda:0"],
+        [True],
+        [True, "RuntimeError: RNG state is wrong size"],
+        ["cuda:0", True],
+        [200],
+    ]
+
+
+def test_memory_given_back_says_so() -> None:
+    """Sharded modules free storages by resizing them, and ask how large they are."""
+    told = emulate("""
+        x = torch.arange(4.0, device="cuda"); storage = x.untyped_storage()
+        storage.resize_(0); tell(storage.size(), len(storage), storage.data_ptr(), x._typed_storage()._size())
+        storage.resize_(16); x.fill_(3); tell(storage.nbytes(), x.untyped_storage().size(), x.tolist())
+        tell(refused(lambda: storage.resize_(64)))
+    """)
+    assert told[:2] == [[0, 0, 0, 0], [16, 16, [3.0] * 4]]
+    assert "amp-audit cannot emulate a CUDA storage that grows" in told[2][0]
+
+
+def test_a_program_ends_well() -> None:
+    """What torch calls when the process exits is still there then, though Python's memory is gone (and overwritten)."""
+    emulate(
+        """
+        w = torch.ones(4, device="cuda", requires_grad=True); (w * 2).sum().backward()
+        """,
+        environment={"PYTHONMALLOC": "debug", "MALLOC_PERTURB_": "165"},
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not tell names of threads")
+def test_threads_have_started_before_the_end() -> None:
+    told = emulate("""
+        import os
+        from amp_audit.runtime.emulation import host
+        before = host._known()
+        torch.ones(4, device="cuda", requires_grad=True).sum().backward()
+        host.await_threads()
+        names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+        tell(before, host._known() - sum(name.startswith("pt_autograd") for name in names), host._starting())
+    """)
+    assert told == [[1, 1, False]]
