@@ -31,7 +31,7 @@ from tests.static.found import lines
         (
             "if n == 'cuda' and not torch.cuda.is_available():\n    raise E\nd = 'cuda' if ok else 'cpu'\n",
             {"cpu"},
-            False,
+            True,
         ),
         ("d = 'cuda' if ok else 'cpu'\nif torch.cuda.is_available():\n    torch.cuda.manual_seed(1)\n", {"cpu"}, False),
         ("d = 'cuda' if ok else 'cpu'\nif torch.cuda.is_available():\n    m = wrap(m)\n", {"cpu"}, True),
