@@ -101,7 +101,8 @@ class Heat:
         functions = [found for module in modules for found, _ in definitions(module.body)]
         self._libraries = _libraries(modules)
         spoken = {id(function): vocabulary(function, self._libraries) for function in functions}
-        names = _aliases(modules)
+        self.aliases = _aliases(modules)
+        names = self.aliases
         waiting = functions
         warm = [f for f in waiting if spoken[id(f)].is_hot() or not names.isdisjoint(spoken[id(f)].words)]
         self._hot: set[int] = set()

@@ -19,6 +19,8 @@ from amp_audit.static.walking import walk
 from amp_audit.static.walking.calls import parameter
 from amp_audit.static.walking.deciding import Deciding, deciding
 from amp_audit.static.walking.hot import Heat
+from amp_audit.static.walking.means import Means, of_word
+from amp_audit.static.walking.reach import Reach
 from amp_audit.static.walking.repeats import repeated
 from amp_audit.static.walking.values import Func, Instance, Literal, Value
 from amp_audit.static.walking.walk import OutOfFuel, Walker
@@ -87,16 +89,59 @@ class _Surveyor:
         self.watch: Watch[Place] = Watch(book, "static")
         self.done = Survey(deciding(self.modules, self.heat))
         self.repeated = frozenset().union(*map(repeated, self.modules))
+        self.reach = Reach(project, self.heat, book)
+        self.bases: dict[str, World] = {}
         self.known = _spoken_of_halves(frozenset().union(*(module.words for module in self.modules)))
         self.known |= bounds(book, "static", project.newest_torch)
 
     def survey(self) -> Survey:
-        bases = {module.path: self.walk_module(module) for module in self.modules}
+        """Walk the entries that may end in a hazard, then those that have a say in whether one stands."""
+        for module in self.modules:
+            if self.reach.hazardous(module):
+                self._base(module)
         orphans = [(module, *orphan) for module in self.modules for orphan in _orphans(module, self.heat)]
+        idle = []
         for module, function, cls in sorted(orphans, key=lambda orphan: not self.heat.itself(orphan[1])):
-            if (module.path, function.at) not in self.done.followed:
-                self.walk_orphan(module, function, cls, bases[module.path])
+            if (module.path, function.at) in self.done.followed:
+                continue
+            if self.reach.hazardous(module, function, cls):
+                self.walk_orphan(module, function, cls, self._base(module))
+            else:
+                idle.append((module, function, cls))
+        for entry in list(self.done.entries):
+            self._consult(entry, idle)
         return self.done
+
+    def _consult(self, asking: Entry, idle: list[tuple[ir.Module, ir.Function, ClassRef | None]]) -> None:
+        """Walk entries that end in no hazard, where those of another one ask whether something happens there."""
+        asked = _asked(asking)
+        if not asked:
+            return
+        for module in self.modules:
+            if module.path not in self.bases and self._may_answer(asking, asked, module):
+                self._base(module)
+        for module, function, cls in idle:
+            fresh = (module.path, function.at) not in self.done.followed
+            if fresh and self._may_answer(asking, asked, module, function, cls):
+                self.walk_orphan(module, function, cls, self._base(module))
+
+    def _may_answer(
+        self,
+        asking: Entry,
+        asked: set[Means],
+        module: ir.Module,
+        function: ir.Function | None = None,
+        cls: ClassRef | None = None,
+    ) -> bool:
+        means = self.reach.means(module, function, cls)
+        able = any(each & ~means == 0 for each in asked)
+        return able and not asking.paths.isdisjoint(self.reach.paths(module, function, cls))
+
+    def _base(self, module: ir.Module) -> World:
+        """What a module's own code leaves, which is walked once."""
+        if module.path not in self.bases:
+            self.bases[module.path] = self.walk_module(module)
+        return self.bases[module.path]
 
     def walk_module(self, module: ir.Module) -> World:
         """Run a module's own code as a script; returns what its names hold in the end."""
@@ -247,6 +292,15 @@ def _findings(entries: list[Entry]) -> Iterator[RawFinding]:
             if known is None or known.confidence < finding.confidence:
                 seen[(hazard.rule.id, hazard.place)] = finding
     yield from seen.values()
+
+
+def _asked(entry: Entry) -> set[Means]:
+    """What its hazards of things that were built out of sight ask of entries that share files with it."""
+    words: set[str] = set()
+    for hazard in entry.hazards:
+        if _borrowed(hazard) and _in_sight(hazard, entry):
+            words.update(hazard.detector.anywhere, hazard.detector.nowhere)
+    return {of_word(word) for word in words if of_word(word)}
 
 
 def _borrowed(hazard: Hazard[Place]) -> bool:

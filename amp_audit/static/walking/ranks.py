@@ -12,8 +12,8 @@ from amp_audit.static.walking.values import Func, Instance, Literal, Method, Par
 from amp_audit.static.walking.world import World
 
 REPLICATED = "#replicated"
-_POOL = re.compile(r"ThreadPool|(^|_)(thread_?)?(pool|executor)$|(^|\W)Thread$", re.IGNORECASE)
-_FINITE = re.compile(r"isfinite|isnan|isinf|is_finite|is_nan", re.IGNORECASE)
+POOL = re.compile(r"ThreadPool|(^|_)(thread_?)?(pool|executor)$|(^|\W)Thread$", re.IGNORECASE)
+FINITE = re.compile(r"isfinite|isnan|isinf|is_finite|is_nan", re.IGNORECASE)
 _AGREED = re.compile(r"reduce|gather|broadcast|sync|barrier|MAX|any_rank|world", re.IGNORECASE)
 
 
@@ -22,7 +22,7 @@ class Ranks(ByHand):
 
     def threaded(self, pool: str, name: str, args: list[Value], named: dict[str, Value], at: int, world: World) -> None:
         """Work that is handed to a thread, which starts with autocast off, whatever the region here says."""
-        hands_over = name in ("submit", "map", "apply_async", "Thread") and bool(_POOL.search(pool))
+        hands_over = name in ("submit", "map", "apply_async", "Thread") and bool(POOL.search(pool))
         values = [item for value in (*args, *named.values()) for item in inside(value)]
         if hands_over and any(self._runs_model(value, world) for value in values):
             self.walker.emit(world, Event(Kind.THREAD), at)
@@ -60,7 +60,7 @@ class Ranks(ByHand):
 
     def left_out(self, test: ir.Expr | None, at: int, world: World) -> None:
         """``continue`` between forward and backward because this rank's loss is not finite, under DDP."""
-        if test is None or not any(map(_FINITE.search, names_in(test))):
+        if test is None or not any(map(FINITE.search, names_in(test))):
             return
         function = world.frame.function
         words = function.words if function is not None else world.frame.module.words

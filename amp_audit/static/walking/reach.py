@@ -1,0 +1,385 @@
+"""What the code of an entry may come to, over all calls in it: entries that cannot end in a hazard need no walk.
+
+A screen, and so a superset: whatever code refers to, it may call. A name means what it is bound to; an attribute of
+something unknown means what has that name in any class that the code so far has referred to, for objects come from
+nowhere else: a walk holds what the code it went through referred to, what a module or class assigns to a name, and what
+the own code of the entry's module has left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from amp_audit.rulebook import Rulebook
+from amp_audit.static.binding.names import collect
+from amp_audit.static.binding.project import (
+    Alternatives,
+    Binding,
+    ClassRef,
+    FunctionRef,
+    Project,
+    Unknown,
+    ValueRef,
+)
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import children, definitions, expressions, last_word, statements, walk, words_in
+from amp_audit.static.walking.hot import Heat, dotted, gives_dtype
+from amp_audit.static.walking.means import Means, dangers, used
+from amp_audit.static.walking.ranks import FINITE, POOL
+
+_SAID: dict[str, Means] = {
+    "autocast": Means.REGION,
+    **dict.fromkeys(("GradScaler", "ShardedGradScaler"), Means.BUILD),
+    **dict.fromkeys(("unscale_", "get_scale"), Means.SCALER),
+    "scale_loss": Means.SCALER | Means.BACKWARD,
+    **dict.fromkeys(("backward", "manual_backward"), Means.BACKWARD),
+    "step": Means.STEP,
+    "update": Means.UPDATE,
+    **dict.fromkeys(("zero_grad", "grad"), Means.CLEAR),
+    **dict.fromkeys(
+        ("parameters", "named_parameters", "buffers", "trainable_parameters", "param_groups", "load_state_dict"),
+        Means.WRITE,
+    ),
+    **dict.fromkeys(("register_hook", "register_comm_hook"), Means.HOOK),
+    **dict.fromkeys(("no_grad", "inference_mode"), Means.UNGRADED),
+}
+_HANDS_OVER = frozenset({"submit", "map", "apply_async", "Thread"})
+_DTYPES = frozenset({"float16", "half", "bfloat16", "bf16", "fp16"})
+
+_CLIP = re.compile(r"clip|clamp", re.IGNORECASE)
+_RUN = ("__init__", "__call__", "forward")
+"""The methods that run where an object is made or called."""
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """Some code: what it says itself and refers to. ``names`` are attributes of unknown objects, ``own`` those of
+    ``self`` in a class.
+    """
+
+    path: str
+    means: Means = Means.NONE
+    codes: list[_Node] = field(default_factory=list)
+    classes: list[ClassRef] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    own: set[str] = field(default_factory=set)
+    cls: ClassRef | None = None
+
+
+@dataclass(slots=True)
+class _Met:
+    """What one entry may come to, while it is gathered."""
+
+    means: Means = Means.NONE
+    waiting: list[_Node] = field(default_factory=list)
+    nodes: set[_Node] = field(default_factory=set)
+    classes: dict[ClassRef, _Kind] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    own: dict[ClassRef, set[str]] = field(default_factory=dict)
+
+    def add(self, node: _Node) -> None:
+        if node not in self.nodes:
+            self.nodes.add(node)
+            self.waiting.append(node)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A class: the classes it has its members from, and its members by name."""
+
+    above: tuple[ClassRef, ...]
+    members: dict[str, list[_Node]]
+    classes: dict[str, list[ClassRef]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """Expressions of a module with the class around them and the names that are bound there."""
+
+    module: ir.Module
+    parts: list[ir.Expr]
+    cls: ClassRef | None = None
+    local: frozenset[str] = frozenset()
+    imports: dict[str, Binding] = field(default_factory=dict)
+    leaves: bool = False
+
+
+class Reach:
+    """Answers for the entries of a project."""
+
+    def __init__(self, project: Project, heat: Heat, book: Rulebook) -> None:
+        self.project = project
+        self.heat = heat
+        self._dangers = dangers(book)
+        self._aliases = dict.fromkeys(heat.aliases, ~Means.NONE)
+        self._homes: dict[int, tuple[ir.Module, ClassRef | None]] = {}
+        self._nodes: dict[object, _Node] = {}
+        self._kinds: dict[ClassRef, _Kind] = {}
+        self._judged: dict[Means, bool] = {}
+        for module in project.modules.values():
+            for function, owner in definitions(module.body):
+                self._homes[id(function)] = (module, ClassRef(module, owner) if owner is not None else None)
+
+    def hazardous(self, module: ir.Module, function: ir.Function | None = None, cls: ClassRef | None = None) -> bool:
+        """Whether a walk of a function that nothing calls, or of a module's own code, may end in a hazard."""
+        return self._hazardous(self._met(module, function, cls, until_hazardous=True).means)
+
+    def means(self, module: ir.Module, function: ir.Function | None = None, cls: ClassRef | None = None) -> Means:
+        """What such a walk may come to."""
+        return self._met(module, function, cls).means
+
+    def paths(self, module: ir.Module, function: ir.Function | None = None, cls: ClassRef | None = None) -> set[str]:
+        """The files that such a walk may go through."""
+        return {node.path for node in self._met(module, function, cls).nodes}
+
+    def _met(
+        self, module: ir.Module, function: ir.Function | None, cls: ClassRef | None, until_hazardous: bool = False
+    ) -> _Met:
+        met = _Met()
+        met.add(self._own_code(module))
+        if function is not None:
+            met.add(self._function(function))
+        if cls is not None:
+            self._meet_class(cls, met)
+        while met.waiting and not (until_hazardous and self._hazardous(met.means)):
+            self._meet(met.waiting.pop(), met)
+        return met
+
+    def _hazardous(self, means: Means) -> bool:
+        found = self._judged.get(means)
+        if found is None:
+            found = self._judged[means] = any(danger.within(used(means)) for danger in self._dangers)
+        return found
+
+    def _meet(self, node: _Node, met: _Met) -> None:
+        met.means |= node.means
+        for code in node.codes:
+            met.add(code)
+        for cls in node.classes:
+            self._meet_class(cls, met)
+        fresh = node.names - met.names
+        if fresh:
+            met.names |= fresh
+            for kind in list(met.classes.values()):
+                self._take(fresh, kind, met)
+        if node.own and node.cls is not None:
+            known = met.own.setdefault(node.cls, set())
+            fresh = node.own - known - met.names
+            known |= fresh
+            for kind in [kind for kind in met.classes.values() if fresh and node.cls in kind.above]:
+                self._take(fresh, kind, met)
+
+    def _meet_class(self, cls: ClassRef, met: _Met) -> None:
+        """An object of this class may be there: what is asked of unknown objects may be its own."""
+        if cls in met.classes:
+            return
+        kind = met.classes[cls] = self._kind(cls)
+        self._take(met.names.union(_RUN, *(met.own.get(above, ()) for above in kind.above)), kind, met)
+
+    def _take(self, names: set[str], kind: _Kind, met: _Met) -> None:
+        for name in kind.members.keys() & names:
+            for node in kind.members[name]:
+                met.add(node)
+        for name in kind.classes.keys() & names:
+            for cls in kind.classes[name]:
+                self._meet_class(cls, met)
+
+    # Classes and code
+
+    def _kind(self, ref: ClassRef) -> _Kind:
+        found = self._kinds.get(ref)
+        if found is None:
+            found = self._kinds[ref] = _Kind(self.project.mro(ref), {}, {})
+            for name, (_, method) in self.project.methods(ref).items():
+                if name == "__init__" or self.heat.function(method) or gives_dtype(method):
+                    found.members.setdefault(name, []).append(self._function(method))
+            for owner in found.above:
+                bases = [part for base in owner.cls.bases for part in walk(base.value)]
+                found.members.setdefault("__init__", []).append(self._code(owner.cls, _Code(owner.module, bases)))
+                for name, value in _values(owner.cls):
+                    node = self._code(value, _Code(owner.module, _deep(value)))
+                    found.members.setdefault(name, []).append(node)
+                for inner in owner.cls.body:
+                    if isinstance(inner, ir.Class):
+                        found.classes.setdefault(inner.name, []).append(ClassRef(owner.module, inner))
+        return found
+
+    def _function(self, function: ir.Function) -> _Node:
+        node = self._nodes.get(id(function))
+        if node is not None:
+            return node
+        module, cls = self._homes[id(function)]
+        names = collect(function.body, function.params, function.words)
+        imports = dict(self._imports(module, function))
+        local = frozenset(names.bound) - imports.keys() - names.outer
+        inner = {type(each) for each in statements(function.body, into=True)}
+        cls = None if ir.Class in inner else cls  # then ``self`` may be an object of another one
+        parts = _parts((function,))
+        return self._code(function, _Code(module, parts, cls, local, imports, ir.Continue in inner))
+
+    def _imports(self, module: ir.Module, function: ir.Function) -> Iterator[tuple[str, Binding]]:
+        for statement in statements(function.body, into=True):
+            for name, target in statement.bindings if isinstance(statement, ir.Import) else ():
+                if name != "*":
+                    yield name, self.project.imported(module, target)
+
+    def _own_code(self, module: ir.Module) -> _Node:
+        node = self._nodes.get(id(module))
+        if node is None:
+            leaves = any(isinstance(each, ir.Continue) for each in statements(module.body))
+            node = self._code(module, _Code(module, _parts(module.body, own=True), leaves=leaves))
+        return node
+
+    def _code(self, owner: object, code: _Code) -> _Node:
+        node = self._nodes.get(id(owner))
+        if node is None:
+            node = self._nodes[id(owner)] = _Node(code.module.path, self._said(code), cls=code.cls)
+            bases: set[int] = {id(part.base) for part in code.parts if isinstance(part, ir.Attr)}
+            for part in code.parts:
+                self._refer(part, code, node, id(part) in bases)
+        return node
+
+    # What code says and refers to
+
+    def _said(self, code: _Code) -> Means:
+        """The means that the identifiers and texts of some code speak of."""
+        words: set[str] = set()
+        texts: set[str] = set()
+        found = Means.NONE
+        for part in code.parts:
+            if isinstance(part, ir.Name):
+                words.add(part.id)
+            elif isinstance(part, ir.Attr):
+                words.add(part.name)
+                if part.name in ("step", "update") and self._is_scaler(part.base, code.module):
+                    found |= Means.SCALER
+            elif isinstance(part, ir.Const) and isinstance(part.value, str):
+                texts.add(part.value)
+            elif isinstance(part, ir.Call) and isinstance(part.func, ir.Attr) and part.func.name == "scale":
+                found |= Means.SCALER
+        if "getattr" in words:
+            words |= texts
+        if not words.isdisjoint(_HANDS_OVER) and any(map(POOL.search, words)):
+            found |= Means.HANDOVER
+        if any(map(_CLIP.search, words)):
+            found |= Means.CLIP
+        if not _DTYPES.isdisjoint(words | texts):
+            found |= Means.DTYPE
+        for word in words:
+            found |= _SAID.get(word, Means.NONE) | self._aliases.get(word, Means.NONE)
+        if code.leaves and any(map(FINITE.search, words)):
+            found |= Means.LEAVE_OUT
+        return found
+
+    def _is_scaler(self, node: ir.Expr, module: ir.Module) -> bool:
+        """Whether something is called a scaler, or used like one in its module."""
+        if Heat.scales(_chain(node)):
+            return True
+        used = self.heat.methods(module).get(dotted(node), frozenset())
+        return not used.isdisjoint(("scale", "unscale_"))
+
+    def _refer(self, part: ir.Expr, code: _Code, node: _Node, is_base: bool) -> None:
+        if isinstance(part, ir.Name):
+            found = self._resolved(part, code)
+            if found is not None:
+                self._bind(found, node, is_base)
+        elif isinstance(part, ir.Attr):
+            self._attribute(part, code, node, is_base)
+        elif isinstance(part, ir.Call) and last_word(part.func) in ("getattr", "attrgetter", "methodcaller"):
+            texts = (arg.value.value for arg in part.args if isinstance(arg.value, ir.Const))
+            node.names.update(text for text in texts if isinstance(text, str))
+
+    def _attribute(self, part: ir.Attr, code: _Code, node: _Node, is_base: bool) -> None:
+        base = part.base
+        if code.cls is not None and isinstance(base, ir.Name) and base.id in ("self", "cls"):
+            node.own.add(part.name)
+            return
+        if isinstance(base, ir.Call) and isinstance(base.func, ir.Name) and base.func.id == "super":
+            for above in self.project.mro(code.cls)[1:] if code.cls is not None else ():
+                node.codes += self._kind(above).members.get(part.name, ())
+        found = self._resolved(base, code)
+        if found is None or isinstance(found, (Unknown, ValueRef)):
+            node.names.add(part.name)
+        else:
+            self._bind(self.project.member(found, part.name), node, is_base)
+
+    def _resolved(self, expr: ir.Expr, code: _Code) -> Binding | None:
+        """What a chain of names means; None for all else."""
+        if isinstance(expr, ir.Name):
+            if expr.id in code.imports:
+                return code.imports[expr.id]
+            return None if expr.id in code.local else self.project.lookup(code.module, expr.id)
+        if isinstance(expr, ir.Attr):
+            base = self._resolved(expr.base, code)
+            return None if base is None else self.project.member(base, expr.name)
+        return None
+
+    def _bind(self, binding: Binding, node: _Node, is_base: bool) -> None:
+        if isinstance(binding, Alternatives):
+            for option in binding.options:
+                self._bind(option, node, is_base)
+        elif isinstance(binding, FunctionRef):
+            if self.heat.function(binding.function) or gives_dtype(binding.function):
+                node.codes.append(self._function(binding.function))
+        elif isinstance(binding, ClassRef):
+            if not is_base:
+                node.classes.append(binding)
+        elif isinstance(binding, ValueRef):
+            node.codes.append(self._code(binding.expr, _Code(binding.module, _deep(binding.expr))))
+
+
+def _chain(node: ir.Expr) -> Iterator[str]:
+    """The words of a chain of attributes, subscripts and calls, without what the calls are given."""
+    while isinstance(node, (ir.Attr, ir.Subscript, ir.Call)):
+        if isinstance(node, ir.Subscript):
+            yield from words_in(node.index)
+        yield last_word(node)
+        node = node.func if isinstance(node, ir.Call) else node.base
+    yield last_word(node)
+
+
+def _values(cls: ir.Class) -> Iterator[tuple[str, ir.Expr]]:
+    """What a class assigns to its names."""
+    for statement in statements(cls.body):
+        for target in statement.targets if isinstance(statement, ir.Assign) else ():
+            if isinstance(target, ir.Name) and isinstance(statement, ir.Assign):
+                yield target.id, statement.value
+
+
+def _parts(body: Iterable[ir.Stmt], own: bool = False) -> list[ir.Expr]:
+    """All expressions that statements evaluate, the bodies of definitions and lambdas included, or (``own``) without
+    definitions.
+    """
+    found: list[ir.Expr] = []
+    for node in statements(body, into=not own):
+        if isinstance(node, ir.Function) and not own:
+            roots: Iterable[ir.Expr] = (*node.decorators, *(p.default for p in node.params if p.default is not None))
+        elif own and isinstance(node, (ir.Function, ir.Class)):
+            continue
+        else:
+            roots = () if isinstance(node, (ir.Declare, ir.Try)) else expressions(node)
+        for root in roots:
+            found += _deep(root)
+    return found
+
+
+def _deep(expression: ir.Expr) -> list[ir.Expr]:
+    """All expressions in one, the bodies of lambdas included, but not what is only asked of types."""
+    found: list[ir.Expr] = []
+    waiting = [expression]
+    while waiting:
+        part = waiting.pop()
+        found.append(part)
+        if isinstance(part, ir.Lambda):
+            found += _parts(part.function.body)
+        if (
+            isinstance(part, ir.Call)
+            and isinstance(part.func, ir.Name)
+            and part.func.id in ("isinstance", "issubclass")
+        ):
+            waiting += [arg.value for arg in part.args[:1]]
+        else:
+            waiting += children(part)
+    return found
