@@ -1,0 +1,150 @@
+"""Inside a step nothing of ours waits for a device: whatever could is counted here, by who asked for it and when."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import amp_audit
+from amp_audit.runtime.numerics import Numerics
+from amp_audit.runtime.patches import _UNSEEN
+from amp_audit.runtime.session import Session
+from tests.runtime import programs
+from tests.runtime.recording import every_step_deep, recorded
+
+torch.set_num_threads(1)
+
+OURS = str(Path(amp_audit.__file__).parent) + os.sep
+TORCH = str(Path(torch.__file__).parent) + os.sep
+
+METHODS = (
+    *("item", "tolist", "numpy", "cpu", "nonzero", "argwhere", "unique", "equal", "allclose", "is_nonzero"),
+    *("__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__", "masked_select"),
+)
+FUNCTIONS = ("nonzero", "argwhere", "unique", "equal", "allclose", "is_nonzero", "masked_select")
+
+
+@contextmanager
+def waits() -> Iterator[Counter[str]]:
+    """Counts what asks a tensor for its values on behalf of amp-audit, except while a step is being written."""
+    found: Counter[str] = Counter()
+    writing = False
+    measure = Session._measure
+
+    def _measure(session: Session, *args: Any) -> None:
+        nonlocal writing
+        writing = True
+        try:
+            measure(session, *args)
+        finally:
+            writing = False
+
+    def counting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            who = _who()
+            if who is not None and not writing:
+                found[who] += 1
+            return original(*args, **kwargs)
+
+        return call
+
+    with mock.patch.object(Session, "_measure", _measure):
+        patches = [mock.patch.object(torch.Tensor, name, counting(getattr(torch.Tensor, name)), create=True)
+                   for name in METHODS if hasattr(torch.Tensor, name)]  # fmt: skip
+        patches += [mock.patch.object(torch, name, counting(getattr(torch, name))) for name in FUNCTIONS]
+        for patch in patches:
+            patch.start()
+        try:
+            yield found
+        finally:
+            for patch in patches:
+                patch.stop()
+
+
+def _who() -> str | None:
+    """The function of ours that asked, None when the program did or torch on its behalf."""
+    frame: FrameType | None = sys._getframe(2)
+    through_torch = False
+    while frame is not None:
+        path = frame.f_code.co_filename
+        wrapper = path.endswith(_UNSEEN)  # what stands around a function of torch: that waits, or the wrapper does
+        if path.startswith(TORCH):
+            through_torch = True
+        elif not (wrapper and through_torch):
+            return f"{Path(path.removesuffix(_UNSEEN)).name}:{frame.f_code.co_name}" if path.startswith(OURS) else None
+        frame = frame.f_back
+    return None
+
+
+def scaled() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(4):
+        with torch.autocast("cpu", torch.float16):
+            loss = model(torch.randn(16, 32)).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def plain() -> None:
+    for make in (programs.gpt, programs.cnn, lambda: programs.gpt(again="reentrant")):
+        step = make()
+        for _ in range(3):
+            step()
+
+
+@pytest.mark.parametrize("program", [scaled, plain])
+@pytest.mark.parametrize("deep", [False, True])
+def test_no_step_waits_for_the_device(program: Callable[[], None], deep: bool, tmp_path: Path) -> None:
+    with waits() as found:
+        if deep:
+            with every_step_deep():
+                trace = recorded(program, tmp_path)
+        else:
+            trace = recorded(program, tmp_path, deep="none")
+    assert len(trace.steps) >= 4 and all(step.recorded and step.deep is deep for step in trace.steps)
+    assert not [note for step in trace.steps for note in step.notes]
+    assert found == {}
+
+
+@pytest.mark.parametrize("ask", ["item", "tolist", "cpu", "nonzero", "__bool__", "__float__"])
+def test_a_wait_in_the_hot_path_would_be_noticed(ask: str, tmp_path: Path) -> None:
+    original = Numerics.after
+
+    def after(numerics: Numerics, func: Any, args: Any, kwargs: Any, out: Any, *rest: Any) -> None:
+        original(numerics, func, args, kwargs, out, *rest)
+        getattr(torch.ones(1), ask)()
+
+    after.__code__ = after.__code__.replace(co_filename=OURS + "planted.py")
+    with mock.patch.object(Numerics, "after", after), waits() as found:
+        recorded(scaled, tmp_path, deep="none")
+    assert found["planted.py:after"] >= 4
+
+
+def test_what_the_program_asks_for_itself_is_not_ours(tmp_path: Path) -> None:
+    def program() -> None:
+        step = programs.cnn()
+        for _ in range(3):
+            step()
+            assert torch.ones(1).item() and torch.ones(2).tolist()
+
+    with waits() as found:
+        recorded(program, tmp_path)
+    assert found == {}
