@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.runtime import programs
 from tests.runtime.recording import every_step_deep, notes, numbers, recorded
 
 torch.set_num_threads(1)
@@ -144,3 +145,64 @@ def test_a_step_that_a_fused_kernel_leaves_out_loses_nothing(tmp_path: Path) -> 
         skipped, taken = numbers(recorded(run, tmp_path), "lost_updates")
     assert (skipped.values["updates"], skipped.values["lost"]) == (0, 0)
     assert (taken.values["updates"], taken.values["lost"]) == (64, 64)
+
+
+STEP = 21
+
+
+def gpt() -> nn.Module:
+    """A tiny GPT in bfloat16, begun as GPT-2 is."""
+    torch.manual_seed(0)
+    model = programs.GPT(width=128).to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0.0, 0.02)
+    return model
+
+
+def train_gpt(lr: float, look: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None) -> None:
+    model = gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    for step in range(1, STEP + 1):
+        tokens, targets = torch.randint(0, 16, (2, 8, 4))
+        nn.functional.cross_entropy(model(tokens).view(-1, 16).float(), targets.reshape(-1)).backward()
+        look(step, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def intended(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """What AdamW (Loshchilov and Hutter, algorithm 2) would add to each weight in float64, by its own state."""
+    (group,) = optimizer.param_groups
+    lr, (one, two), eps, decay = group["lr"], group["betas"], group["eps"], group["weight_decay"]
+    found = []
+    for parameter in group["params"]:
+        state, grad, weight = optimizer.state[parameter], parameter.grad.double(), parameter.detach().double()
+        count = state["step"].item() + 1
+        mean = one * state["exp_avg"].double() + (1 - one) * grad
+        square = two * state["exp_avg_sq"].double() + (1 - two) * grad.square()
+        root = (square / (1 - two**count)).sqrt() + eps
+        found.append(-lr * (mean / (1 - one**count) / root + decay * weight))
+    return found
+
+
+@pytest.mark.parametrize(("lr", "about"), [(1e-3, 0.25), (1e-4, 0.70), (2e-5, 0.92), (1e-5, 0.95)])
+def test_of_a_gpt_in_pure_bfloat16_most_updates_are_lost(lr: float, about: float, tmp_path: Path) -> None:
+    told = numbers(recorded(lambda: train_gpt(lr), tmp_path, deep=str(STEP - 1)), "lost_updates")
+    last = told[len(told) // 2 :]  # deep were the first step and the last
+    lost, updates = (sum(int(number.values[name] or 0) for number in last) for name in ("lost", "updates"))
+    by_hand: list[int] = []
+
+    def look(step: int, optimizer: torch.optim.Optimizer) -> None:
+        if step == STEP:
+            for parameter, update in zip(optimizer.param_groups[0]["params"], intended(optimizer), strict=True):
+                weight = parameter.detach()
+                same = (weight.double() + update).to(torch.bfloat16) == weight
+                by_hand.extend((int((same & (update != 0)).sum()), int((update != 0).sum())))
+
+    train_gpt(lr, look)
+    expected = sum(by_hand[::2]) / sum(by_hand[1::2])
+    # AdamW rounds to bfloat16 on its way, too, so that single weights come out otherwise.
+    assert lost / updates == pytest.approx(expected, abs=0.02)
+    assert lost / updates == pytest.approx(about, abs=0.03)
