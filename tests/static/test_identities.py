@@ -220,3 +220,30 @@ def test_another_optimizer_may_step_what_the_scaler_has_not(stepped: str, expect
             {stepped}.step()
     """
     assert ids(source) & {"AMP203"} == expected
+
+
+@pytest.mark.parametrize(("second", "expected"), [("create_model()", set()), ("model", {"AMP221"})])
+def test_two_calls_of_a_factory_out_of_sight_make_two_models(second: str, expected: set[str]) -> None:
+    source = f"""
+import torch
+from factory import create_model
+
+def train(loader):
+    model = create_model().cuda()
+    other = {second}
+    one, two = torch.optim.Adam(model.parameters()), torch.optim.Adam(other.parameters())
+    first, last = torch.amp.GradScaler("cuda"), torch.amp.GradScaler("cuda")
+    for x in loader:
+        one.zero_grad()
+        two.zero_grad()
+        with torch.autocast("cuda"):
+            loss, loss2 = model(x).mean(), other(x).mean()
+        first.scale(loss).backward()
+        last.scale(loss2).backward()
+        first.step(one)
+        first.update()
+        last.step(two)
+        last.update()
+"""
+    raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
+    assert {found.rule.id for found in raw} & {"AMP221"} == expected

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 NO_GRAD_NAMES = frozenset({"torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad"})
 _LOSS = re.compile(r"loss|criterion", re.IGNORECASE)
+_MAKER = re.compile(
+    r"^(create|build|make|get|init|define|load|new)_?\w*(model|net|network|encoder|decoder|generator|discriminator)s?$",
+    re.IGNORECASE,
+)
 _FACTS_OF_TENSORS = frozenset({"shape", "device", "dtype", "ndim", "requires_grad", "is_cuda"})
 
 
@@ -144,7 +148,8 @@ class Contexts(Ducks):
             if models:  # what it is given to run, it runs
                 return together([self._run(model, node.at, world) for model in models], live)
         volatile = any(map(is_volatile, values))
-        key = short(f"{key_of(callee)}({','.join(map(key_of, values))})")
+        apart = f" at {node.at}" if _builds(callee) else ""
+        key = short(f"{key_of(callee)}({','.join(map(key_of, values))}){apart}")
         if isinstance(callee, (External, Func)) or volatile or not isinstance(callee, Symbol):
             return Symbol(key, "", volatile)
         return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))
@@ -223,6 +228,12 @@ def _veils(value: Value) -> bool:
     if isinstance(value, External):
         return not value.dotted.startswith(("contextlib.", "torch."))
     return isinstance(value, (Symbol, Instance, Method))
+
+
+def _builds(callee: Value) -> bool:
+    """Whether code that is not followed is called a maker of models: each call of it makes another."""
+    name = key_of(callee).rpartition(":")[2].rpartition(".")[2] if isinstance(callee, (External, Func)) else ""
+    return bool(_MAKER.search(name))
 
 
 def _perhaps_divided(callee: Value) -> frozenset[Hashable]:
