@@ -20,6 +20,7 @@ class Kind(str, enum.Enum):
     FORWARD = "forward"
     EVALUATE = "evaluate"
     SCALE = "scale"
+    DROP = "drop"
     BACKWARD = "backward"
     AUTOGRAD_GRAD = "autograd_grad"
     SCALE_READ = "scale_read"
@@ -89,6 +90,7 @@ class Event:
     that it was told where it stands.
     ``early`` says of an iteration that it ended by continue or return.
     ``detached`` says of a backward that the loss is a leaf of its own, so that no parameter gets a gradient.
+    ``term`` says of a backward that it is that of some terms of a loss only, those which carry no scale.
     ``divided`` holds what the loss of a backward may have been divided by, besides what normalises it anyway.
     ``proportional`` says of a change of gradients that it commutes with the loss scale, of a hook, when False, that it
     makes one that does not.
@@ -121,6 +123,7 @@ class Event:
     given: bool = False
     early: bool = False
     detached: bool = False
+    term: bool = False
     divided: frozenset[Id] = frozenset()
     proportional: bool | None = None
     ran: str | None = None

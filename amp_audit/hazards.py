@@ -68,6 +68,7 @@ PHRASES = {
     "backward.scaled": "backward of the scaled loss",
     "backward.plain": "backward of the loss without the scale",
     "autograd_grad": "gradients are taken by autograd.grad",
+    "drop": "the scaled loss is dropped",
     "scale_read": "the scale is read",
     "descale": "divided by the scale that was read",
     "unscale": "gradients are unscaled",

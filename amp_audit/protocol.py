@@ -194,7 +194,8 @@ def _evaluate(state: State, event: Event, facts: dict[str, object]) -> State:
 
 
 def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
-    facts.update(scaled=event.scaled, detached=event.detached, ran=event.ran, float32=_in_float32(event))
+    facts.update(scaled=event.scaled, detached=event.detached, term=event.term)
+    facts.update(ran=event.ran, float32=_in_float32(event))
     facts["seen"] = bool(event.owners) and not any(isinstance(owner, str) for owner in event.owners or ())
     facts["other_scaler"] = any(_of_another(held, event) for held in _held(state, event.owners or ()))
     if event.detached:

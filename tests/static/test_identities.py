@@ -173,7 +173,7 @@ def test_a_backward_that_starts_with_a_scaled_gradient_is_scaled(gradient: str, 
         features = model(x)
         gradient = torch.ones_like(features)
         features.backward({gradient})
-        scaler.scale(torch.ones(1))
+        unused = scaler.scale(torch.ones(1))
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()

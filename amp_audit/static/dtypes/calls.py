@@ -254,6 +254,9 @@ class Calls(Evaluation):
         place = (func.module.path, function.at)
         if len(self.active) >= _MAX_DEPTH or place in self.active:
             return NOTHING
+        if at:  # an entry of the walk is called by nobody
+            caller = self.active[-1] if self.active else None
+            self.record.calls.setdefault(place, set()).add((self.live is not None, caller))
         region, cast = self._decorated(func)
         env = self._parameters(func, args, named)
         if cast is not None:

@@ -53,7 +53,7 @@ def of_uses(record: Record, book: Rulebook, low: Container[str]) -> Iterator[Raw
         validate(rule, detector)
         for target in detector.targets:
             detectors.setdefault(target, []).append((rule, detector))
-    for use in record.uses:
+    for use in record.met():
         for rule, detector in detectors.get(surface.canonical(use.op), ()):
             found = _match(use, detector)
             if found is not None and detector.holds({"low_precision": use.place[0] in low}):

@@ -265,6 +265,7 @@ class Operations(abc.ABC):
                 result.assumed or bool(self.region and self.region.assumed),
                 result.origin,
                 result.scalar,
+                self.active[-1] if self.active else None,
             )
         ] = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from amp_audit.static.dtypes.values import (
@@ -24,7 +24,8 @@ class Use:
     ``numbers`` are its constant arguments by the names of their parameters, ``tensors`` the other ones as they come.
     ``region`` is None outside of any; ``entry`` is where it was entered, and ``call`` the call by which the code that
     entered it gets to this op: the op itself if it stands in that code. ``origin`` says where its dtype is from,
-    ``scalar`` that the result has no dimension.
+    ``scalar`` that the result has no dimension. ``within`` is the function that it stands in,
+    None for a module's own code.
     """
 
     op: str
@@ -39,6 +40,7 @@ class Use:
     assumed: bool = False
     origin: Origin = ""
     scalar: bool = False
+    within: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Record:
     """What the walk saw, over all entries."""
 
     uses: dict[Use, None] = field(default_factory=dict)
+    calls: dict[Place, set[tuple[bool, Place | None]]] = field(default_factory=dict)
+    """Of the project's functions: whether a region was live at a call, and in which function that stands."""
     trainings: dict[Training, None] = field(default_factory=dict)
     live_calls: set[Hashable] = field(default_factory=set)  # models called in a live region
     live_modules: dict[str, set[Region]] = field(default_factory=dict)  # path -> regions entered there
@@ -77,3 +81,24 @@ class Record:
     restored: dict[Place, Place] = field(default_factory=dict)  # optimizers that load a state -> where
     unsettled: set[Hashable] = field(default_factory=set)  # models some parts of which are cast back to float32
     managed: set[Hashable] = field(default_factory=set)  # models handed to a framework that keeps master weights
+
+    def met(self) -> Iterator[Use]:
+        """The uses that a run of the program comes by.
+
+        A function is an entry of the walk, too, and then no region is open; where the project calls it in regions
+        alone, that is not so.
+        """
+        outside: dict[Place, bool] = {}
+        for use in self.uses:
+            if use.region is not None or use.within is None or self._runs_outside(use.within, outside):
+                yield use
+
+    def _runs_outside(self, function: Place, known: dict[Place, bool]) -> bool:
+        """Whether a function may run where no region is live: nobody is known to call it, or somebody does so there."""
+        if function not in known:
+            known[function] = False  # its own calls of itself say nothing
+            calls = self.calls.get(function)
+            known[function] = calls is None or any(
+                not live and (caller is None or self._runs_outside(caller, known)) for live, caller in calls
+            )
+        return known[function]

@@ -45,6 +45,8 @@ def step_through_scaler(raw: RawFinding, draft: Draft) -> Fix:
 
 def scale_before_backward(raw: RawFinding, draft: Draft) -> Fix:
     """AMP204: ``loss.backward()`` -> ``scaler.scale(loss).backward()``."""
+    if raw.facts.get("term"):
+        raise Unfixable("the loss holds the scale already, and which terms lack it is not one place")
     base = _base(_call(raw, draft))
     scaler = _scaler(draft.space(raw.at), draft)
     if draft.project.qualified(draft.module, base) is not None:

@@ -111,10 +111,14 @@ def _tensor_arithmetic(op: str, left: Value, right: Value) -> Tensor:
     dtypes = {t.dtype for t in both if t.dtype}
     other = next((v for v in (left, right) if not isinstance(v, Tensor)), None)
     by_hand = op == "*" and _may_be_scale(other)
+    added = op in ("+", "-") and len(scaled) == 2 and all(t.scaled is not None or t.owners for t in both)
+    if added:
+        scaled.discard(None)
     doubt = any(t.doubt for t in both) or len(scaled) > 1 or by_hand
     dtype = dtypes.pop() if len(dtypes) == 1 else None
     ran: frozenset[str] = frozenset().union(*(t.ran for t in both))
-    return Tensor(owners, dtype, None if doubt else scaled.pop(), doubt, False, _divisors(op, both, other), ran)
+    plain = (added and not doubt) or any(t.plain for t in both)
+    return Tensor(owners, dtype, None if doubt else scaled.pop(), doubt, False, _divisors(op, both, other), ran, plain)
 
 
 def descaled(op: str, left: Value, right: Value) -> Scale | None:
@@ -141,7 +145,9 @@ def factor(value: Value) -> Hashable:
 
 
 def _may_be_scale(value: Value | None) -> bool:
-    """Whether a factor may be a loss scale kept by hand: by its name, or by its size."""
+    """Whether a factor may be a loss scale: read from a scaler, or kept by hand, by its name or its size."""
+    if isinstance(value, Scale):
+        return True
     if isinstance(value, Symbol):
         return "scale" in f"{value.text} {value.key}".lower()
     number = value.value if isinstance(value, Literal) else None

@@ -7,8 +7,19 @@ import re
 from amp_audit.events import Event, Kind
 from amp_audit.static.source import ir
 from amp_audit.static.walking.contexts import Contexts
-from amp_audit.static.walking.lineage import known, owners_of
-from amp_audit.static.walking.values import GRADIENT, NONE, Func, Method, Parameters, Symbol, Tensor, Value, inside
+from amp_audit.static.walking.lineage import FROZEN, known, owners_of
+from amp_audit.static.walking.values import (
+    GRADIENT,
+    NONE,
+    Func,
+    Literal,
+    Method,
+    Parameters,
+    Symbol,
+    Tensor,
+    Value,
+    inside,
+)
 from amp_audit.static.walking.world import World
 
 _MEASURES = frozenset({"norm", "pow", "square", "std", "var", "mean", "max", "min", "median", "item"})
@@ -80,7 +91,17 @@ class ByHand(Contexts):
             self.walker.emit(world, Event(Kind.GRAD_WRITE, owners=known(_owners(base))), target.at)
         elif target.name == "data" and isinstance(base, Parameters):
             self.weights_written(base, target.at, world)
+        elif target.name == "requires_grad" and isinstance(base, Parameters):
+            self.freeze(base, value, world)
         super().set_attribute(base, target, value, world)
+
+    def freeze(self, weights: Parameters, needs_gradient: Value, world: World) -> None:
+        """Remember of models that none of their parameters requires a gradient, or that one may."""
+        frozen = needs_gradient == Literal.of(False)
+        if frozen and (weights.part or self.walker.chooses()):
+            return
+        for owner in weights.owners:
+            world.put(owner, FROZEN, Literal.of(frozen))
 
     def of_weights(self, weights: Value, name: str, at: int, world: World) -> Value | None:
         """A method called on parameters or their ``.data``: what it gives, if it changes them in place."""

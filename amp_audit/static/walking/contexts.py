@@ -93,11 +93,9 @@ class Contexts(Ducks):
             self.walker.emit(world, Event(Kind.REGION_EXIT, region=region.id), at)
 
     def discard(self, node: ir.Expr, value: Value, world: World) -> None:
-        """An expression statement whose value is dropped: the author meant ``scaler.scale(loss)`` to be used."""
-        if isinstance(node, ir.Call) and isinstance(value, Tensor) and value.scaled is not None and node.args:
-            given = node.args[0].value
-            if isinstance(given, ir.Name):
-                self.walker.bind(given, replace(value, scaled=None, doubt=True), world)
+        """An expression statement whose value is dropped: a scaled loss, or a backward not called."""
+        if isinstance(node, ir.Call) and isinstance(value, Tensor) and value.scaled is not None:
+            self.walker.emit(world, Event(Kind.DROP, scaler=value.scaled), node.at)
         elif isinstance(value, Method) and value.name == "backward":
             self.walker.emit(world, Event(Kind.BACKWARD, scaled=None), node.at)
 
@@ -127,7 +125,7 @@ class Contexts(Ducks):
     def descale(self, made: Value, scale: Scale, at: int, world: World) -> Value:
         """What is left of something scaled that was divided by the scale."""
         self.walker.emit(world, Event(Kind.DESCALE, scaler=scale.scaler, read=scale.read), at)
-        return replace(made, scaled=None, doubt=False) if isinstance(made, Tensor) else made
+        return replace(made, scaled=None, doubt=False, plain=False) if isinstance(made, Tensor) else made
 
     def result(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Value:
         """What a call that is not followed gives: a tensor when it is fed tensors or runs under autocast."""

@@ -134,7 +134,7 @@ class _Names:
     def _choices(self, node: ir.Stmt) -> Iterator[ir.Expr]:
         """The tests by which a statement chooses a path that matters."""
         if isinstance(node, ir.If):
-            yield from (node.test,) if self.heat.forks(node) else ()
+            yield from (node.test,) if self.heat.forks((*node.body, *node.orelse)) else ()
         elif isinstance(node, ir.While):
             yield from (node.test,) if self.heat.matters(node.body) else ()
         elif isinstance(node, ir.Match) and any(self.heat.matters(case[3]) for case in node.cases):

@@ -71,7 +71,8 @@ class Evaluator(abc.ABC):
         self.unsteady = False  # whether a test that was decided since this was reset changes from round to round
         self._loops: list[int] = []
         self._tests: list[ir.Expr] = []  # of the branches around
-        self._guards = [0]  # for each loop around: how many such tests stand between it and here
+        self._guards = [0]  # for each loop around: how many tests of what changes stand between it and here
+        self._outside = [0]  # for each loop around: how many tests stand around it
         self._yielding: list[Callable[[World], list[World]]] = []
 
     @abc.abstractmethod
@@ -125,6 +126,10 @@ class Evaluator(abc.ABC):
         if isinstance(value, Items) and len(value.items) == count:
             return value.items[number]
         return subscript(value, Literal.of(number))
+
+    def chooses(self) -> bool:
+        """Whether a test stands between the innermost loop around and here: not every round comes here."""
+        return len(self._tests) > self._outside[-1]
 
     def _set_name(self, name: str, value: Value, world: World) -> None:
         frame = world.frame

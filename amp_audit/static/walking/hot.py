@@ -156,12 +156,12 @@ class Heat:
         return spoken.is_hot() or not self._names.isdisjoint(spoken.reaching)
 
     def matters(self, body: tuple[ir.Stmt, ...]) -> bool:
-        """Whether statements can produce an event or change where the path goes."""
+        """Whether statements can produce an event."""
         return any(self._judge(statement)[0] for statement in body)
 
-    def forks(self, statement: ir.If) -> bool:
-        """Whether the arms of an ``if`` deserve paths of their own."""
-        return any(hot or leaves for hot, leaves in map(self._judge, (*statement.body, *statement.orelse)))
+    def forks(self, body: tuple[ir.Stmt, ...]) -> bool:
+        """Whether statements that run only now and then deserve a path: for what they do, or for where they go."""
+        return any(hot or leaves for hot, leaves in map(self._judge, body))
 
     def leaves(self, statement: ir.If) -> bool:
         """Whether an arm may return, break, continue or raise."""

@@ -84,12 +84,13 @@ def together(tensors: list[Tensor], dtype: str | None) -> Tensor:
     word = dtype or (dtypes.pop() if len(dtypes) == 1 else None)
     divided: frozenset[Hashable] = frozenset().union(*(t.divided for t in tensors))
     ran: frozenset[str] = frozenset().union(*(t.ran for t in tensors))
-    return Tensor(owners, word, None if doubt else scaled.pop(), doubt, all(t.leaf for t in tensors), divided, ran)
+    carried, leaf, plain = None if doubt else scaled.pop(), all(t.leaf for t in tensors), any(t.plain for t in tensors)
+    return Tensor(owners, word, carried, doubt, leaf, divided, ran, plain)
 
 
 def scaled(value: Value, scaler: Hashable) -> Value:
     if isinstance(value, Tensor):
-        return replace(value, scaled=scaler, doubt=False)
+        return replace(value, scaled=scaler, doubt=False, plain=False)
     return Tensor(scaled=scaler, divided=UNSEEN)
 
 

@@ -21,6 +21,7 @@ from amp_audit.static.walking.lineage import (
     UNCACHED,
     UNSEEN,
     are_sharded,
+    argument,
     dtype_of,
     known,
     scaled,
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from amp_audit.static.walking.evaluate import Results
 
 _OF_SCALERS = frozenset({"scale", "unscale_", "step", "update", "is_enabled", "state_dict", "get_scale"})
+_PENALTIES = frozenset({"norm", "pow", "square", "abs", "sum", "mean"})
+"""What a term of the loss is made of that is computed from the weights themselves."""
 _OPERATORS = {"div": "/", "div_": "/", "true_divide": "/", "mul": "*", "mul_": "*"}
 SAME = frozenset({"to", "cuda", "cpu", "train", "eval", "requires_grad_", "half", "float", "bfloat16", "double", "xpu"})
 
@@ -89,6 +92,11 @@ class Methods(Ranks):
             return [(made or self.result(method, node, args, named, world), world)]
         if name == "register_hook" and isinstance(base, Parameters):
             self.hooked(base, args[0] if args else None, node.at, world)
+        elif name == "requires_grad_" and isinstance(base, Parameters):
+            self.freeze(base, argument(args, named, "requires_grad", 0) or Literal.of(True), world)
+            return [(base, world)]
+        elif isinstance(base, Parameters) and name in _PENALTIES:
+            return [(Tensor(base.owners), world)]
         elif is_weights(base):
             kept = self.of_weights(base, name, node.at, world)
             return [(kept or self.result(method, node, args, named, world), world)]
@@ -324,6 +332,8 @@ class Methods(Ranks):
             foreign = isinstance(loss, Symbol) and loss.param
             event = Event(Kind.BACKWARD, owners=(), scaled=None if foreign else False, divided=UNSEEN)
         self.walker.emit(world, event, node.at)
+        if losses and whole.plain:  # the backward of a sum is that of each of its terms
+            self.walker.emit(world, replace(event, scaler=None, scaled=False, term=True), node.at)
         return [(NONE, world)]
 
     def _symbol(

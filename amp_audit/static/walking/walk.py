@@ -157,7 +157,7 @@ class Walker(Caller):
     def _if(self, statement: ir.If, world: World, flow: Flow) -> None:
         function = world.frame.function
         calm = function is not None and self.heat.calm(function) and not self.heat.leaves(statement)
-        if calm or not (self.heat.forks(statement) or world.deciding.chosen_by(statement)):
+        if calm or not (self.heat.forks((*statement.body, *statement.orelse)) or world.deciding.chosen_by(statement)):
             self._cold_if(statement, world, flow)
             return
         self.unsteady = False
@@ -256,10 +256,12 @@ class Walker(Caller):
                 each.stamp, each.rounds = (*outer, number), (*each.rounds[:depth], each.trail)
                 starts += begin(each)
             self._guards.append(0)
+            self._outside.append(len(self._tests))
             self._loops.append(statement.at)
             body = self.block(statement.body, starts)
             self._loops.pop()
             self._guards.pop()
+            self._outside.pop()
             flow.returned += body.returned
             done += body.broken
             current = [*body.fall, *body.continued]
@@ -344,7 +346,10 @@ class Walker(Caller):
         return True
 
     def _try(self, statement: ir.Try, world: World, flow: Flow) -> None:
-        handled = [h for h in statement.handlers if self.heat.matters(h.body)]
+        # A handler that only leaves is of interest where leaving is: between unscale_ and update.
+        leaving = any(phase in ("unscaled", "stepped") for _, phase in world.state.phases)
+        asked = self.heat.forks if leaving else self.heat.matters
+        handled = [handler for handler in statement.handlers if asked(handler.body)]
         before = world.fork() if handled else world
         tried, inner = self.block(statement.body, [world]), Flow()
         inner.leave(tried)

@@ -457,5 +457,6 @@ def either(one: Value, two: Value) -> Value:
             doubt,
             divided=one.divided | two.divided,
             ran=one.ran | two.ran,
+            plain=one.plain and two.plain,
         )
     return Symbol(short(f"either({key_of(one)},{key_of(two)})"))

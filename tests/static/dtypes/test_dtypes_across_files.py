@@ -98,3 +98,32 @@ def test_a_region_of_unknown_dtype_is_not_enough() -> None:
     }
     assert find(files) == set()
     assert find(files, Confidence.LOW) == {("model.py", 11, "AMP501")}
+
+
+@pytest.mark.parametrize(("evaluated", "mark"), [("", ""), ("model(images)", "# AMP310")])
+def test_a_model_with_a_region_of_its_own_is_outside_where_it_is_called_outside(evaluated: str, mark: str) -> None:
+    check(
+        train=TRAIN + textwrap.indent(evaluated, " " * 8),
+        model=f"""
+        import torch
+        from torch import nn
+
+        class Head(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.stem, self.last = nn.Linear(8, 8), nn.Linear(8, 2)
+
+            def forward(self, x):
+                with torch.autocast("cuda", dtype=torch.float16):
+                    x = self.stem(x)
+                return self.last(x)  {mark}
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.head = Head()
+
+            def forward(self, x, mask=None):
+                return self.head(x)
+        """,
+    )
