@@ -77,12 +77,12 @@ def switches() -> dict[str, Any]:
     """The settings of torch that decide in which precision matrices are multiplied and sums are kept."""
     matmul = torch.backends.cuda.matmul
     return {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "cuda.matmul.allow_tf32": _read(matmul, "allow_tf32"),
-        "cudnn.allow_tf32": _read(torch.backends.cudnn, "allow_tf32"),
-        "cuda.matmul.allow_fp16_reduced_precision_reduction": _read(matmul, "allow_fp16_reduced_precision_reduction"),
-        "cuda.matmul.allow_bf16_reduced_precision_reduction": _read(matmul, "allow_bf16_reduced_precision_reduction"),
-        "cuda.matmul.allow_fp16_accumulation": _read(matmul, "allow_fp16_accumulation"),
+        "float32_matmul_precision": switch(torch, "get_float32_matmul_precision"),
+        "cuda.matmul.allow_tf32": switch(matmul, "allow_tf32"),
+        "cudnn.allow_tf32": switch(torch.backends.cudnn, "allow_tf32"),
+        "cuda.matmul.allow_fp16_reduced_precision_reduction": switch(matmul, "allow_fp16_reduced_precision_reduction"),
+        "cuda.matmul.allow_bf16_reduced_precision_reduction": switch(matmul, "allow_bf16_reduced_precision_reduction"),
+        "cuda.matmul.allow_fp16_accumulation": switch(matmul, "allow_fp16_accumulation"),
         "cudnn.benchmark": torch.backends.cudnn.benchmark,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
@@ -90,10 +90,11 @@ def switches() -> dict[str, Any]:
     }
 
 
-def _read(owner: Any, name: str) -> Any:
-    """A switch as JSON can say it, None where this torch has none or mixed settings forbid to ask."""
+def switch(owner: Any, name: str) -> Any:
+    """A switch, or what a function says; None where this torch has none or mixed settings forbid to ask."""
     try:
         value = getattr(owner, name)
+        value = value() if callable(value) else value
     except (AttributeError, RuntimeError, AssertionError):
         return None
     return value if isinstance(value, (bool, int, str)) else str(value)

@@ -31,6 +31,7 @@ from amp_audit.events import Kind
 from amp_audit.runtime import lines
 from amp_audit.runtime.attach import Config
 from amp_audit.runtime.clock import Clock, Plan, parse_deep, parse_sample
+from amp_audit.runtime.doctor import switch
 from amp_audit.runtime.place import Places
 from amp_audit.runtime.recording import Recording, unseen
 from amp_audit.runtime.tracebacks import Hooks
@@ -371,9 +372,9 @@ class Session:
             steps=self.config.steps,
             started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             flags={
-                "float32_matmul_precision": torch.get_float32_matmul_precision(),
-                "cuda_matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-                "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+                "float32_matmul_precision": switch(torch, "get_float32_matmul_precision"),
+                "cuda_matmul_allow_tf32": switch(torch.backends.cuda.matmul, "allow_tf32"),
+                "cudnn_allow_tf32": switch(torch.backends.cudnn, "allow_tf32"),
                 "threads": torch.get_num_threads(),
                 "watch": lines.current is not None and lines.current.why_not is None,
             },

@@ -24,7 +24,7 @@ def begin(text: str, *, dry: bool = False) -> Emulated:
     """
     import torch
 
-    from amp_audit.runtime.emulation import backend, distributed, host, kernels, surface
+    from amp_audit.runtime.emulation import backend, distributed, host, kernels, surface, tf32
 
     emulated = parse(text)
     if torch.cuda.is_available():
@@ -33,6 +33,7 @@ def begin(text: str, *, dry: bool = False) -> Emulated:
     host.admit_cuda()
     atexit.register(host.await_threads)
     kernels.load(emulated.chip)
+    tf32.install(emulated.chip)
     backend.register()
     surface.install(emulated.chip)
     distributed.install()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from amp_audit.runtime.emulation import placement, refusals
+from amp_audit.runtime.emulation import placement, refusals, tf32
 from amp_audit.runtime.emulation.bridge import on_device, on_host, over_storage
 from amp_audit.runtime.emulation.memory import out_of_memory
 from amp_audit.runtime.emulation.placement import Devices
@@ -64,6 +64,7 @@ class Plan:
     random: bool
     wide: bool
     refusal: refusals.Refusal | None
+    operands: tuple[str, tuple[int, ...]] | None
 
 
 @functools.cache
@@ -96,6 +97,7 @@ def plan(op: Any) -> Plan:
         torch.Tag.nondeterministic_seeded in op.tags,
         name in _ACCUMULATED,
         refusals.REFUSALS.get(name),
+        tf32.OPERANDS.get(name),
     )
 
 
@@ -167,6 +169,8 @@ def compute(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], dtypes: I
     """Run an operator on the CPU; in float32 where CUDA would, or where the CPU has no kernel for a half type."""
     low = LOW.intersection(dtypes)
     if not low:
+        if plan.operands is not None and tf32.allowed(plan.operands[0]):
+            args = tf32.narrowed(args, plan.operands[1])
         return plan.op(*args, **kwargs)
     if plan.wide:
         return in_float32(plan, args, kwargs, low)

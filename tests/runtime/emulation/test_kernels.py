@@ -203,3 +203,56 @@ def test_synchronized_batch_norm_is_batch_norm_of_all_ranks() -> None:
         assert (mean, exact) == ("torch.float32", True)
         assert error < most
     assert [out for out, *_ in told] == ["torch.float32", "torch.float16"]
+
+
+TF32 = """
+import math
+def kept(tensor):  # ten bits of mantissa, halves away from zero, in float64
+    mantissa, exponent = torch.frexp(tensor.detach().cpu().double())
+    return torch.ldexp((mantissa.abs() * 2**11 + 0.5).floor() / 2**11 * mantissa.sign(), exponent)
+def error(out, expected):
+    return float((out.detach().cpu().double() - expected).norm() / expected.norm())
+torch.manual_seed(0)
+a, b = torch.randn(40, 50, device="cuda", requires_grad=True), torch.randn(50, 30, device="cuda")
+x, w = torch.randn(2, 4, 9, 9, device="cuda"), torch.randn(6, 4, 3, 3, device="cuda", requires_grad=True)
+g = torch.randn(2, 6, 7, 7, device="cuda")
+def product(cast):
+    return error(a @ b, cast(a) @ cast(b)) < 1e-6
+def convolution(cast):
+    w.grad = None
+    out = F.conv2d(x, w); out.backward(g)
+    own = cast(w).requires_grad_(); F.conv2d(cast(x), own).backward(cast(g))
+    return error(out, F.conv2d(cast(x), cast(w))) < 1e-6 and error(w.grad, own.grad) < 1e-6
+def exact(tensor):
+    return tensor.detach().cpu().double()
+def kinds(function):
+    return "tf32" if function(kept) else "float32" if function(exact) else "neither"
+"""
+
+
+def test_tf32_is_what_the_program_allows() -> None:
+    """Convolutions by default, products of matrices when they may, in both directions; nothing else."""
+    told = emulate(
+        TF32
+        + textwrap.dedent("""
+        tell(kinds(product), kinds(convolution))
+        torch.backends.cuda.matmul.allow_tf32 = True; torch.backends.cudnn.allow_tf32 = False
+        tell(kinds(product), kinds(convolution))
+        torch.set_float32_matmul_precision("highest"); tell(kinds(product))
+        torch.set_float32_matmul_precision("high"); tell(kinds(product))
+        (a @ b).sum().backward(); tell(error(a.grad, (torch.ones(40, 30, dtype=torch.float64) @ kept(b).t())) < 1e-6)
+        bias = torch.full((30,), 1 + 2.0**-20, device="cuda")  # what is added keeps its bits
+        tell(float((torch.addmm(bias, a, b * 0)[0, 0] - 1).detach() * 2**20))
+        for value in (math.inf, -math.inf, math.nan):
+            tell(str((torch.full((1, 1), value, device="cuda") @ torch.ones(1, 1, device="cuda")).item()))
+        """)
+    )
+    assert told[:5] == [["float32", "tf32"], ["tf32", "float32"], ["float32"], ["tf32"], [True]]
+    assert told[5][0] == 1.0
+    assert [text for (text,) in told[6:]] == ["inf", "-inf", "nan"]
+
+
+def test_chips_before_ampere_have_no_tf32() -> None:
+    code = TF32 + "torch.backends.cuda.matmul.allow_tf32 = True; tell(kinds(product), kinds(convolution))"
+    assert emulate(code, "cuda:sm75") == [["float32", "float32"]]
+    assert emulate(code, "cuda:sm90") == [["tf32", "tf32"]]
