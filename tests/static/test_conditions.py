@@ -376,3 +376,31 @@ def main(config, loader, device):
         run_epoch(model, loader, config, device, optimizer, scaler)
 """
     assert ids(source) & {"AMP201", "AMP213"} == expected
+
+
+@pytest.mark.parametrize("loss", ["model(x).mean()", "task(x)['loss'] / count"])
+def test_a_loss_that_is_sent_back_requires_gradients(loss: str) -> None:
+    body = f"""
+        loss = {loss}
+        if loss.requires_grad:
+            scaler.scale(loss).backward() if args.amp else loss.backward()
+        if args.amp:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+    """
+    assert rules(body) == set()
+
+
+@pytest.mark.parametrize(("test", "expected"), [("torch.isnan(p.grad).any()", set()), ("p.grad.sum() > 9", {"AMP210"})])
+def test_gradients_that_are_printed_for_being_no_numbers_may_carry_the_scale(test: str, expected: set[str]) -> None:
+    body = f"""
+        scaler.scale(loss).backward()
+        for name, p in model.named_parameters():
+            if p.grad is not None and {test}:
+                print(name, p.grad)
+        scaler.step(optimizer)
+        scaler.update()
+    """
+    assert rules(body) == expected

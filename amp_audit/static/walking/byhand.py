@@ -33,6 +33,7 @@ _PROPORTIONAL = frozenset({"mul_", "div_", "neg_", "copy_", "detach_", "requires
 _CLIPS = frozenset({"clamp_", "clip_", "clamp_min_", "clamp_max_"})
 _SPOILS = _CLIPS | {"clamp", "clip", "clamp_min", "clamp_max", "nan_to_num", "randn_like", "normal_"}
 _HARMLESS = frozenset({"requires_grad_", "detach_", "share_memory_"})
+FINITE = re.compile(r"isfinite|isnan|isinf|is_finite|is_nan", re.IGNORECASE)
 _NORM = re.compile(r"(^|[._])(vector_|matrix_|foreach_|total_)?norm$")
 
 
@@ -57,7 +58,8 @@ class ByHand(Contexts):
 
     def reads(self, name: str, values: list[Value], at: int, world: World) -> None:
         """A function that measures or reports what it is given: a gradient, perhaps."""
-        measures = bool(_NORM.search(name)) or name.rpartition(".")[2] in _REPORTS
+        reports = name.rpartition(".")[2] in _REPORTS and not self.walker.asked(FINITE)  # NaN is NaN with any scale
+        measures = bool(_NORM.search(name)) or reports
         given = [item for value in values for item in inside(value) if is_gradient(item)] if measures else []
         if given:
             owners = frozenset().union(*map(_owners, given)) if all(map(_owners, given)) else frozenset()

@@ -104,6 +104,8 @@ class Contexts(Ducks):
     def get_attribute(self, base: Value, name: str, world: World) -> Value:
         if isinstance(base, Tensor) and name == "grad":
             return GRADIENT
+        if isinstance(base, Tensor) and name == "requires_grad" and (base.owners or base.ran):
+            return Literal.of(True)
         if isinstance(base, Tensor) and name in _FACTS_OF_TENSORS:
             return Symbol(f"tensor.{name}", volatile=True)
         if isinstance(base, Tensor) and name == "data":

@@ -101,9 +101,12 @@ class Evaluator(abc.ABC):
             reached = self.boundaries.reached(world)
             return replace(event, boundaries=reached, sometimes=self._guards[-1] > 0, loops=tuple(self._loops))
         if event.kind in (events.Kind.SCHEDULER_STEP, events.Kind.AVERAGE):
-            asked = any(SKIP.search(word) for test in self._tests for word in names_in(test))
-            return replace(event, sometimes=asked, loops=tuple(self._loops))
+            return replace(event, sometimes=self.asked(SKIP), loops=tuple(self._loops))
         return event
+
+    def asked(self, pattern: re.Pattern[str]) -> bool:
+        """Whether a test around has a name that fits."""
+        return any(pattern.search(word) for test in self._tests for word in names_in(test))
 
     # Names
 
@@ -246,6 +249,8 @@ class Evaluator(abc.ABC):
                 return [(held, world)]
             if name == "grad" and base.volatile:
                 return [(GRADIENT, world)]
+            if name == "requires_grad" and not world.no_grad and "backward" in self.effects.methods_used(base, world):
+                return [(Literal.of(True), world)]  # of a loss, whatever it was made by
             key, shown = extended(base.key, name), f"{base.text}.{name}" if base.text else text
             return [(Symbol(key, shown, base.volatile, base.param), world)]
         return [(self.effects.get_attribute(base, name, world), world)]

@@ -25,9 +25,10 @@ from amp_audit.static.binding.project import (
 )
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import children, definitions, expressions, last_word, statements, walk, words_in
+from amp_audit.static.walking.byhand import FINITE
 from amp_audit.static.walking.hot import Heat, dotted, gives_dtype
 from amp_audit.static.walking.means import Means, dangers, used
-from amp_audit.static.walking.ranks import FINITE, POOL
+from amp_audit.static.walking.ranks import POOL
 
 _SAID: dict[str, Means] = {
     "autocast": Means.REGION,
