@@ -55,7 +55,7 @@ class Origins:
 
     results: list[Result] = field(default_factory=list)
     _latest: Memory[int] = field(default_factory=Memory)
-    _values: list[torch.Tensor] = field(default_factory=list)
+    _values: list[torch.Tensor | list[float]] = field(default_factory=list)
     _known: list[list[float]] | None = None
 
     def inputs(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
@@ -74,8 +74,7 @@ class Origins:
         index = len(self.results)
         self._latest.write(tensor, index)
         self.results.append(result)
-        largest = torch.linalg.vector_norm(tensor, math.inf).double()
-        self._values.append(torch.stack([largest, tensor.isinf().sum().double(), tensor.isnan().sum().double()]))
+        self._values.append(measured(tensor))
         return index
 
     def of(self, tensor: torch.Tensor) -> int | None:
@@ -119,7 +118,7 @@ class Origins:
 
     def _read(self) -> list[list[float]]:
         if self._known is None:
-            self._known = _read(self._values) if self._values else []
+            self._known = _read(self._values)
         return self._known
 
     def _origin(self, bad: int, values: list[list[float]]) -> Origin:
@@ -146,11 +145,30 @@ class Origins:
             at = (worst or inputs)[0]
 
 
+def measured(tensor: torch.Tensor) -> torch.Tensor | list[float]:
+    """The largest magnitude (NaN where there is one), the infs and the NaNs of a tensor with elements, as float64.
+
+    On a device they stay there, as one tensor. On the CPU, where nothing is waited for, one pass tells of most tensors
+    that there is nothing to count.
+    """
+    low, high = torch.aminmax(tensor)
+    largest = torch.maximum(low.neg(), high).double()
+    if tensor.device.type == "cpu":
+        value = float(largest)
+        if math.isfinite(value):
+            return [value, 0.0, 0.0]
+    return torch.stack([largest, *(torch.count_nonzero(bad).double() for bad in (tensor.isinf(), tensor.isnan()))])
+
+
 def _measurable(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0 and not tensor.is_sparse and tensor.layout is torch.strided
+    ordinary = tensor.is_floating_point() and not tensor.is_sparse and tensor.layout is torch.strided
+    return ordinary and tensor.numel() > 0 and tensor.dtype.itemsize > 1  # float8 has no comparisons
 
 
-def _read(values: list[torch.Tensor]) -> list[list[float]]:
-    device = values[0].device if values else torch.device("cpu")
-    together: list[list[float]] = torch.stack([value.to(device) for value in values]).tolist()
-    return together
+def _read(values: list[torch.Tensor | list[float]]) -> list[list[float]]:
+    there = {index: value for index, value in enumerate(values) if isinstance(value, torch.Tensor)}
+    if there:
+        device = next(iter(there.values())).device
+        together: list[list[float]] = torch.stack([value.to(device) for value in there.values()]).tolist()
+        read = dict(zip(there, together, strict=True))
+    return [value if isinstance(value, list) else read[index] for index, value in enumerate(values)]

@@ -18,6 +18,7 @@ from torch import nn
 
 import amp_audit
 from amp_audit.runtime.numerics import Numerics
+from amp_audit.runtime.origins import measured
 from amp_audit.runtime.patches import _UNSEEN
 from amp_audit.runtime.session import Session
 from tests.runtime import programs
@@ -121,6 +122,7 @@ def test_no_step_waits_for_the_device(program: Callable[[], None], deep: bool, t
             trace = recorded(program, tmp_path, deep="none")
     assert len(trace.steps) >= 4 and all(step.recorded and step.deep is deep for step in trace.steps)
     assert not [note for step in trace.steps for note in step.notes]
+    found.pop("origins.py:measured", None)  # which asks only tensors that lie on the CPU
     assert found == {}
 
 
@@ -146,5 +148,20 @@ def test_what_the_program_asks_for_itself_is_not_ours(tmp_path: Path) -> None:
             assert torch.ones(1).item() and torch.ones(2).tolist()
 
     with waits() as found:
-        recorded(program, tmp_path)
+        recorded(program, tmp_path, deep="none")
     assert found == {}
+
+
+def test_magnitudes_of_what_lies_on_a_device_are_left_there() -> None:
+    class Elsewhere(torch.Tensor):
+        device = torch.device("cuda")  # type: ignore[assignment]
+
+    values = torch.tensor([1.0, -3.0, 2.0])
+    with waits() as found:
+        there = measured(values.as_subclass(Elsewhere))
+        assert not found
+        here = measured(values)
+    assert isinstance(there, torch.Tensor) and there.tolist() == here == [3.0, 0.0, 0.0]
+    assert found["origins.py:measured"] == 1
+    bad = measured(torch.tensor([1.0, torch.inf, torch.nan, -torch.inf]))
+    assert isinstance(bad, torch.Tensor) and bad.isnan().tolist() == [True, False, False] and bad[1:].tolist() == [2, 1]
