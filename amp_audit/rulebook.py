@@ -15,7 +15,9 @@ from amp_audit.model import Severity
 
 DETECTOR_KEYS: Mapping[str, frozenset[str]] = {
     "event": frozenset({"when", "at", "anywhere", "nowhere"}),
-    "op": frozenset({"inputs", "takes", "lacks", "region", "constant", "whole", "in_place", "outputs", "when", "at"}),
+    "op": frozenset(
+        {"inputs", "takes", "lacks", "region", "constant", "whole", "in_place", "outputs", "when", "once", "at"}
+    ),
     "call": frozenset({"arguments", "when"}),
     "constant": frozenset({"when"}),
     "config": frozenset({"equals", "at_most"}),

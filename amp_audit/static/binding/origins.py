@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from amp_audit.static.binding.fields import Fields
 from amp_audit.static.binding.names import Assigned
 from amp_audit.static.binding.project import Alternatives, ClassRef, External, FunctionRef, Project, Scope, ValueRef
 from amp_audit.static.binding.signatures import SCALERS
@@ -35,11 +36,15 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """An expression that a value may come from; None when it comes from outside (a parameter, an unpacked item)."""
+    """An expression that a value may come from; None when it comes from outside (a parameter, an unpacked item).
+
+    ``assumed``: it is the default of a field that nobody is seen to set.
+    """
 
     where: Where
     expr: ir.Expr | None
     param: ir.Param | None = None
+    assumed: bool = False
 
 
 class Origins:
@@ -47,6 +52,7 @@ class Origins:
 
     def __init__(self, project: Project) -> None:
         self.project = project
+        self.fields = Fields(project)
         self._attributes: dict[tuple[str, int], dict[str, list[Origin]]] = {}
 
     def of(self, expr: ir.Expr, where: Where) -> list[Origin]:
@@ -60,14 +66,17 @@ class Origins:
             return
         seen.add(key)
         sources = self._sources(expr, where)
+        if sources is None and isinstance(expr, ir.Attr):
+            sources = self._of_field(expr, where, depth + 1, set(seen))
         if sources is None:
             yield Origin(where, expr)
             return
         for source in sources:
             if source.expr is None:
                 yield source
-            else:
-                yield from self._follow(source.expr, source.where, depth + 1, seen)
+                continue
+            for found in self._follow(source.expr, source.where, depth + 1, seen):
+                yield replace(found, assumed=True) if source.assumed else found
 
     def _sources(self, expr: ir.Expr, where: Where) -> list[Origin] | None:
         """One step back; None where the value is made here."""
@@ -123,6 +132,26 @@ class Origins:
             ]
             return found or None
         return self._elsewhere(expr, where)
+
+    def _of_field(self, expr: ir.Attr, where: Where, depth: int, seen: set[tuple[str, int]]) -> list[Origin] | None:
+        """The default of a dataclass's field, read off an instance that is made without a value for it."""
+        if not isinstance(expr.base, (ir.Name, ir.Attr)):
+            return None
+        found = []
+        for made in self._follow(expr.base, where, depth, seen):
+            default = self._default(made.expr, made.where, expr.name)
+            if default is None:
+                return None
+            found.append(default)
+        return found or None
+
+    def _default(self, made: ir.Expr | None, where: Where, name: str) -> Origin | None:
+        """The default of a field of the dataclass that ``made`` is an instance of, where it keeps that."""
+        if not isinstance(made, ir.Call):
+            return None
+        cls = self.project.resolve(where.module, made.func, where.scope)
+        found = self.fields.of_instance(cls, made).get(name) if isinstance(cls, ClassRef) else None
+        return Origin(Where(found[0].module), found[1], assumed=True) if found is not None else None
 
     def _of_factory(self, expr: ir.Call, where: Where) -> list[Origin] | None:
         binding = self.project.resolve(where.module, expr.func, where.scope)
@@ -199,12 +228,14 @@ class Origins:
         Kinds: bool int float str none dict dtype device module callable parameters tensor flag.
         """
         found: set[str] = set()
+        sure = True
         for origin in self.of(expr, where):
             kind = self._kind(origin)
             if kind is None:
                 return self._by_name(expr, where)
             found.add(kind)
-        return (frozenset(found), True) if found else self._by_name(expr, where)
+            sure = sure and not origin.assumed
+        return (frozenset(found), sure) if found else self._by_name(expr, where)
 
     def _by_name(self, expr: ir.Expr, where: Where) -> tuple[frozenset[str], bool]:
         word = last_word(expr)

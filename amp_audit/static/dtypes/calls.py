@@ -199,16 +199,25 @@ class Calls(Evaluation):
 
     def _instantiate(self, cls: project.ClassRef, args: Sequence[Value], named: Named, at: int) -> Value:
         if not self.is_module(cls) and not self._methods(cls):
-            return Table(tuple((key, value) for key, value in named.items()))
+            return Table(tuple({**self._defaults(cls, args), **named}.items()))
         identity: tuple[Hashable, ...] = (self.path, at, cls.cls.at)
         given = Items((*args, *named.values()))
         if self.heap.get(identity, {}).get("<args>", given) != given:
             identity = (*identity, hash(given))
         self.heap.setdefault(identity, {})["<args>"] = given
+        self.heap[identity].update({**self._defaults(cls, args), **named} if self.fields.defaults(cls) else {})
         found = self.instance(cls, identity, args, named)
         told = dtype_of(named["dtype"]) if isinstance(named.get("dtype"), DType) else None
         if told is not None and told.dtypes & HALVES and self.is_module(cls):
             self.casts.setdefault(identity, frozenset({Cast((self.path, at), told.dtypes, identity)}))
+        return found
+
+    def _defaults(self, cls: project.ClassRef, args: Sequence[Value]) -> dict[str, Value]:
+        """What the fields of a dataclass hold if they are not given; unknown where they may be given by position."""
+        found: dict[str, Value] = {}
+        for name, (owner, default) in self.fields.defaults(cls).items():
+            value = self.aside(owner.module, default, owner, {}) if not args else NOTHING
+            found[name] = replace(value, assumed=True) if isinstance(value, (Const, DType)) else value
         return found
 
     def _call_object(self, func: Object, args: Sequence[Value], named: Named, at: int) -> Value:
@@ -216,7 +225,7 @@ class Calls(Evaluation):
         cast = self.casts.get(func.id)
         if self.is_module(func.cls) and not self.in_module():
             self.note_training()
-            if not cast:
+            if not self.is_partly_low(func.id):
                 self.foreign_call("model", args, named, at)
         if cast:
             self.weights.append(frozenset(dtype for one in cast for dtype in one.dtypes))

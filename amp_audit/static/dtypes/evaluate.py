@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from amp_audit import policy
 from amp_audit.static.binding import project
+from amp_audit.static.binding.fields import Fields
 from amp_audit.static.dtypes.arguments import Named, dtype_of, info_attribute, torch_dtype
 from amp_audit.static.dtypes.models import Models
 from amp_audit.static.dtypes.values import (
@@ -92,6 +93,7 @@ class Evaluation(Models):
     def __init__(self, code: project.Project) -> None:
         super().__init__()
         self.project = code
+        self.fields = Fields(code)
         self.frames: list[Frame] = []
         self.modules: dict[str, dict[str, Value]] = {}
         self._methods_of: dict[project.ClassRef, dict[str, tuple[project.ClassRef, ir.Function]]] = {}

@@ -14,6 +14,7 @@ What a detector may ask for, all of which must hold:
 ``in_place``  whether it writes into its first tensor
 ``when``      ``low_precision``: whether the code is part of a program that enters a region or casts a model
 ``outputs``   whether what models out of sight return counts as low precision; it does not unless said
+``once``      ``region``: what one region shows counts as one hazard, told where it was met first
 ``at``        where the finding stands: the ``op``, the ``call`` that leads to it from the region, or the ``region``
 """
 
@@ -223,7 +224,9 @@ def _finding(rule: Rule, detector: Detector, use: Use, match: _Match) -> RawFind
     assumed = use.assumed or match.guessed or (match.constant is not None and match.constant.assumed)
     confidence = Confidence.LOW if not match.sure else Confidence.MEDIUM if assumed else Confidence.HIGH
     number = match.constant.number if match.constant is not None else None
-    facts = {"op": use.op, "dtype": match.dtype, "by": match.by or "a cast", "constant": number}
+    facts: dict[str, object] = {"op": use.op, "dtype": match.dtype, "by": match.by or "a cast", "constant": number}
+    if detector.options.get("once") == "region":
+        facts["region"] = use.entry
     if use.region is not None and use.region.assumed:
         facts["assumed"] = f"that the code runs under the project's {match.dtype} autocast"
     value = f"{number:g}" if number is not None else ""

@@ -123,6 +123,7 @@ class Models(Operations):
         self.born_in_bfloat16: dict[Hashable, tuple[str, Place]] = {}  # pretrained models -> name, where loaded
         self.buffers: dict[Hashable, dict[str, Tensor]] = {}
         self.eps: dict[Hashable, float | None] = {}  # of optimizers that add one to a low-precision denominator
+        self.around_low: set[Hashable] = set()  # made by a library around a model that is low (adapters)
         self.fused: set[Hashable] = set()  # optimizers that unscale their gradients themselves
 
     def called_out_of_sight(self, base: Opaque, text: str, args: Sequence[Value], named: Named, at: int) -> Opaque:
@@ -130,7 +131,7 @@ class Models(Operations):
         is taken to be in its dtype, as the output of a linear layer or a convolution is.
         """
         if base.id in self.models or base.id not in self.libraries:
-            own = base.id in self.models and base.id not in self.casts and "loss" not in text.lower()
+            own = base.id in self.models and not self.is_partly_low(base.id) and "loss" not in text.lower()
             self.foreign_call("model" if own else "call", args, named, at)
         live = self.live
         if base.id in self.models:
@@ -254,13 +255,14 @@ class Models(Operations):
             if not low:
                 del self.casts[key]
         if low:
-            cast = Cast((self.path, at), target.dtypes, base.id, base.text if isinstance(base, Opaque) else "")
+            name = base.text if isinstance(base, Opaque) else ""
+            cast = Cast((self.path, at), target.dtypes, base.id, name, assumed=target.assumed)
             self.casts[base.id] = frozenset({cast})
             self._cast_buffers(base.id, target, at)
             for optimizer, params in self.optimizers.items():
                 if not params.partly and any(self.inside(base.id, owner) for owner in params.of):
                     eps = self.eps.get(optimizer)
-                    self.pending[Training(cast, _place(optimizer), target.assumed, eps)] = None
+                    self.pending[Training(cast, _place(optimizer), eps)] = None
         else:
             self.casts.pop(base.id, None)
             self.pending = {one: None for one in self.pending if not self.inside(one.cast.of, base.id)}
@@ -290,6 +292,10 @@ class Models(Operations):
         path, self.path = self.path, place[0]
         self.notice("pretrained", Tensor(dtypes), place[1], name)
         self.path = path
+
+    def is_partly_low(self, model: Hashable) -> bool:
+        """Whether some of a model's parameters were cast, so that it wants some of its inputs cast, too."""
+        return model in self.casts or model in self.around_low or any(self.inside(key, model) for key in self.casts)
 
     def inside(self, part: Hashable, whole: Hashable) -> bool:
         """Whether one model is another, or a part of it."""
@@ -396,6 +402,8 @@ class Models(Operations):
             if told is not None and isinstance(option, _MODEL_KINDS) and not told.dtypes & HALVES:
                 self._cast(option, told, at)
         self.libraries[self.path, at] = dotted
+        if any(self.is_partly_low(model) for value in args for model in _models(value)):
+            self.around_low.add((self.path, at))
         first = args[0] if args else NOTHING
         if last == "from_pretrained" and isinstance(first, Const) and isinstance(first.value, str):
             self._loaded(first.value, named, at)
@@ -425,7 +433,7 @@ class Models(Operations):
         """A model as its constructor or ``from_pretrained`` makes it, in the dtype it is told."""
         told = told_dtype(named) or told_dtype({"dtype": named["torch_dtype"]} if "torch_dtype" in named else {})
         if told is not None and told.dtypes & HALVES:
-            self.casts[model.id] = frozenset({Cast((self.path, at), told.dtypes, model.id)})
+            self.casts[model.id] = frozenset({Cast((self.path, at), told.dtypes, model.id, assumed=told.assumed)})
         elif told is None and DEFAULT in self.casts:
             self.casts[model.id] = frozenset(replace(cast, of=model.id) for cast in self.casts[DEFAULT])
         return model

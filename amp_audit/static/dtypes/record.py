@@ -46,7 +46,7 @@ class Use:
 @dataclass(frozen=True, slots=True)
 class Cast:
     """A model made low-precision at a place; ``name`` is what the code calls it. ``default``: it was built while that
-    place had made the dtype the default.
+    place had made the dtype the default. ``assumed``: the dtype is a default that a caller may replace.
     """
 
     place: Place
@@ -54,6 +54,7 @@ class Cast:
     of: Hashable
     name: str = ""
     default: bool = False
+    assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,6 @@ class Training:
 
     cast: Cast
     optimizer: Place
-    assumed: bool = False
     eps: float | None = None
 
 

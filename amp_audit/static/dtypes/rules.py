@@ -43,7 +43,31 @@ def find(project: Project, book: Rulebook) -> list[RawFinding]:
         held = best.get(finding.key)
         if held is None or held.confidence < finding.confidence:
             best[finding.key] = finding
-    return sorted(_settled([*best.values()]), key=lambda finding: (finding.path, finding.at, finding.rule.id))
+    told = _once([*_settled([*best.values()])])
+    return sorted(told, key=lambda finding: (finding.path, finding.at, finding.rule.id))
+
+
+def _once(found: list[RawFinding]) -> Iterator[RawFinding]:
+    """One hazard, one finding: of what a rule says of one region (``facts["region"]``) the surest is told, of these
+    the first met, and the others belong to it.
+    """
+    groups: dict[tuple[str, object], list[RawFinding]] = {}
+    for number, finding in enumerate(found):
+        groups.setdefault((finding.rule.id, finding.facts.get("region", number)), []).append(finding)
+    for group in groups.values():
+        first = max(group, key=lambda finding: finding.confidence)
+        steps = [step for other in group if other is not first for step in (*_unseen(other, first), *other.related)]
+        yield replace(first, related=(*first.related, *steps))
+
+
+def _unseen(other: RawFinding, first: RawFinding) -> tuple[RawStep, ...]:
+    """``other`` as a step of a finding at another place."""
+    op = str(other.facts["op"]).removesuffix("_")
+    return (
+        ()
+        if (other.path, other.at) == (first.path, first.at)
+        else (RawStep(other.path, other.at, f"{op} does so, too"),)
+    )
 
 
 def _settled(found: list[RawFinding]) -> Iterator[RawFinding]:

@@ -68,7 +68,7 @@ def _finding(
     if at_optimizer:
         other, place = place, other if detector.at == "optimizer" else record.restored[other]
     dtypes = training.cast.dtypes
-    unsure = len(dtypes) > 1 or LOW in dtypes or training.assumed
+    unsure = len(dtypes) > 1 or LOW in dtypes or training.cast.assumed
     name = training.cast.name or "the model"
     message = filled(detector.message, {**facts, "name": name})
     text = "its parameters are cast here" if at_optimizer else "its parameters go to this optimizer"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule
+from amp_audit.static.binding.dicts import unpacked
 from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.binding.project import Project
 from amp_audit.static.raw import RawFinding, RawStep
@@ -103,7 +104,8 @@ def _guards(body: Sequence[ir.Stmt]) -> dict[int, tuple[str, bool]]:
 
 def mixed_precision(call: ir.Call, where: Where, origins: Origins) -> str | None:
     """The literal ``mixed_precision`` of an Accelerator; None when it is decided elsewhere."""
-    given = next((arg.value for arg in call.args if arg.keyword == "mixed_precision"), None)
+    args = unpacked(call, where, origins).args
+    given = next((arg.value for arg in args if arg.keyword == "mixed_precision"), None)
     if given is None:
         return None
     values = {o.expr.value if isinstance(o.expr, ir.Const) else None for o in origins.of(given, where)}

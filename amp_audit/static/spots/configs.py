@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from amp_audit.model import Confidence, Finding, Location
 from amp_audit.rulebook import Detector, Rule, Rulebook
+from amp_audit.static.binding.dicts import entries, is_dict
 from amp_audit.static.binding.project import Project
 from amp_audit.static.findings import fingerprint
 from amp_audit.static.raw import RawFinding
@@ -65,27 +66,11 @@ def _fits(value: ir.Expr | None, detector: Detector) -> bool:
     return isinstance(value, ir.Const) and value.value is detector.options.get("equals")
 
 
-def is_dict(expr: ir.Expr) -> bool:
-    """A dict display, or a call of ``dict`` with keywords."""
-    return isinstance(expr, ir.Mapping) or (
-        isinstance(expr, ir.Call) and isinstance(expr.func, ir.Name) and expr.func.id == "dict"
-    )
-
-
 def lookup(config: ir.Expr | None, path: str) -> ir.Expr | None:
     """What the keys of a path lead to in a dict of the code; None where one is not there, or not known."""
     for key in path.split("."):
-        config = dict(_members(config)).get(key) if config is not None else None
+        config = dict(entries(config)).get(key) if config is not None else None
     return config
-
-
-def _members(config: ir.Expr) -> Iterator[tuple[str, ir.Expr]]:
-    if isinstance(config, ir.Mapping):
-        for key, value in config.items:
-            if isinstance(key, ir.Const) and isinstance(key.value, str):
-                yield key.value, value
-    elif isinstance(config, ir.Call) and is_dict(config):
-        yield from ((arg.keyword, arg.value) for arg in config.args if arg.keyword is not None)
 
 
 # Files

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule
+from amp_audit.static.binding.dicts import is_dict, unpacked
 from amp_audit.static.binding.origins import Origin, Origins, Where
 from amp_audit.static.binding.project import ClassRef, Project, Scope
 from amp_audit.static.binding.signatures import SCALERS, argument
@@ -14,7 +15,7 @@ from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import statements, walk
 from amp_audit.static.spots.checks import ACCELERATOR, mixed_precision
-from amp_audit.static.spots.configs import is_dict, lookup
+from amp_audit.static.spots.configs import lookup
 from amp_audit.static.spots.prepared import Prepared, depends, graph_names, identities
 from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
 
@@ -47,8 +48,8 @@ class _Precision:
 
 def _precision(module: ir.Module, project: Project, origins: Origins) -> _Precision:
     """What the Trainers say that a module makes itself; of a module that makes none, those of the project."""
-    own_ones = list(_trainers(module, project))
-    found = own_ones or [each for other in project.modules.values() for each in _trainers(other, project)]
+    own_ones = list(_trainers(module, project, origins))
+    found = own_ones or [each for other in project.modules.values() for each in _trainers(other, project, origins)]
     known: set[object] = set()
     is_unknown = clips = False
     for call, where in found:
@@ -61,13 +62,13 @@ def _precision(module: ir.Module, project: Project, origins: Origins) -> _Precis
     return _Precision(frozenset(known), is_unknown, clips)
 
 
-def _trainers(module: ir.Module, project: Project) -> Iterator[tuple[ir.Call, Where]]:
+def _trainers(module: ir.Module, project: Project, origins: Origins) -> Iterator[tuple[ir.Call, Where]]:
     """The calls in a module that make a Trainer."""
     if "Trainer" in module.words:
         for where, body in spaces(module):
             for call in calls(body):
                 if project.called(module, call.func, where.scope) == TRAINER:
-                    yield call, where
+                    yield unpacked(call, where, origins), where
 
 
 def _lightning_classes(module: ir.Module, project: Project) -> Iterator[ClassRef]:
@@ -281,13 +282,13 @@ def _fp16_arguments(project: Project, origins: Origins) -> RawStep | None:
             for call in calls(body):
                 name = project.called(module, call.func, where.scope) or ""
                 is_one = name.rpartition(".")[2] in _ARGUMENTS and name.startswith(("transformers.", "trl."))
-                if is_one and _asks_for_fp16(call):
+                if is_one and _asks_for_fp16(call, where, origins):
                     return RawStep(module.path, call.at, "trains with fp16")
     return None
 
 
-def _asks_for_fp16(call: ir.Call) -> bool:
-    return any(arg.keyword == "fp16" and _is_true(arg.value) for arg in call.args)
+def _asks_for_fp16(call: ir.Call, where: Where, origins: Origins) -> bool:
+    return any(arg.keyword == "fp16" and _is_true(arg.value) for arg in unpacked(call, where, origins).args)
 
 
 def _is_true(expr: ir.Expr) -> bool:
@@ -328,7 +329,7 @@ def _trained(
         if model is None and call.args and call.args[0].keyword is None:
             model = call.args[0].value
         for origin in origins.of(arguments, where) if arguments is not None else ():
-            if isinstance(origin.expr, ir.Call) and _asks_for_fp16(origin.expr):
+            if isinstance(origin.expr, ir.Call) and _asks_for_fp16(origin.expr, origin.where, origins):
                 return model, RawStep(origin.where.module.path, origin.expr.at, "trains with fp16")
     if method(call) == "prepare" and isinstance(call.func, ir.Attr) and call.args and not call.args[0].star:
         made = origins.constructors(call.func.base, where, ACCELERATOR) or []
@@ -341,6 +342,7 @@ def _loads_half(call: ir.Expr | None, where: Where, project: Project, origins: O
     """``X.from_pretrained(..., torch_dtype=torch.float16)`` without quantization."""
     if not isinstance(call, ir.Call) or method(call) != "from_pretrained":
         return False
+    call = unpacked(call, where, origins)
     if any(arg.keyword in ("load_in_8bit", "load_in_4bit", "quantization_config") for arg in call.args):
         return False
     given = next((arg.value for arg in call.args if arg.keyword in ("torch_dtype", "dtype")), None)

@@ -14,7 +14,7 @@ literal are left alone. Its conditions:
 A ``constant`` detector names a setting of a library, as an attribute of its module; the ``value`` in its ``when`` are
 the literals that may not be assigned to it. An attribute of ``torch.amp.GradScaler`` stands for reading it off one,
 outside any test that asks whether mixed precision is on; ``switchable`` says whether an argument can turn that scaler
-off.
+off, ``portable`` whether the module that builds it also runs without CUDA.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule, Rulebook
+from amp_audit.static.binding.dicts import unpacked
 from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.binding.project import Project, Scope
 from amp_audit.static.binding.signatures import UNSURE, argument
@@ -34,6 +36,7 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.literals import number
 from amp_audit.static.source.traverse import last_word, statements
 from amp_audit.static.spots.configs import Configs
+from amp_audit.static.spots.devices import choice
 from amp_audit.static.spots.facts import Facts, is_disabled, uses_low_precision
 from amp_audit.static.spots.internals import unguarded
 from amp_audit.static.spots.sites import Site, sites
@@ -89,7 +92,7 @@ class _Calls:
         may_scale = self._has_scalers and any("scaler" in word.lower() for word in module.words)
         if self._words.isdisjoint(module.words) and not may_scale:
             return
-        for site in sites(module):
+        for site in map(self._with_keywords, sites(module)):
             name = self._name(site, may_scale)
             facts = None
             for rule, detector in self._by_target.get(name, ()) if name else ():
@@ -97,6 +100,11 @@ class _Calls:
                 finding = self._match(rule, detector, site, name or "", facts)
                 if finding is not None:
                     yield finding
+
+    def _with_keywords(self, site: Site) -> Site:
+        """A site whose call has the keywords of the dicts that it unpacks."""
+        call = unpacked(site.call, site.where, self.origins)
+        return site if call is site.call else replace(site, call=call)
 
     def _name(self, site: Site, may_scale: bool) -> str | None:
         """What a site calls, as targets name it; methods of scalers only with ``may_scale``."""
@@ -150,6 +158,7 @@ class _Calls:
             kinds, sure = self.origins.kinds(given.value, site.where)
             if not kinds or not kinds <= set(wanted["kind"]):
                 return None
+        sure = sure and not any(origin.assumed for origin in self.origins.of(given.value, site.where))
         return sure if self._value_fits(given.value, wanted, site) else None
 
     def _value_fits(self, expr: ir.Expr, wanted: Mapping[str, Any], site: Site) -> bool:
@@ -197,10 +206,11 @@ class _Settings:
             if not made:
                 continue
             call, at = made[0]
-            switchable = any(arg.keyword == "enabled" for each, _ in made for arg in each.args)
+            switchable = any(map(_is_switched, made))
+            portable = any(choice(place.module).others for _, place in made)
             built = RawStep(at.module.path, call.at, "the scaler is built here")
             for rule, detector in self._by_target.get(f"{_SCALER}.{attribute.name}", ()):
-                if detector.holds({"switchable": switchable}):
+                if detector.holds({"switchable": switchable, "portable": portable}):
                     message = detector.message.replace("{name}", attribute.name)
                     sure = Confidence.from_word(detector.options.get("confidence", "high"))
                     place = (module.path, attribute.at)
@@ -215,6 +225,12 @@ class _Settings:
                 for rule, detector in self._by_target.get(name or "", ()):
                     if detector.holds({"value": _value(node.value), "low_precision": uses_low_precision(module)}):
                         yield RawFinding(rule, module.path, node.at, detector.message, severity=detector.severity)
+
+
+def _is_switched(made: tuple[ir.Call, Where]) -> bool:
+    """Whether the call that makes a scaler has a flag for it which is not true by a literal."""
+    given = next((arg.value for arg in made[0].args if arg.keyword == "enabled"), None)
+    return given is not None and not (isinstance(given, ir.Const) and given.value is True)
 
 
 def _value(expr: ir.Expr) -> object:

@@ -250,7 +250,8 @@ class Library(Methods):
         dtype = argument(args, named, "dtype", 1)
         cache = argument(args, named, "cache_enabled", 3 if AUTOCASTS[name] is None else 2)
         default = None if device == "cpu" and not _says_cpu(name, node) else DEFAULT_DTYPES.get(device or "")
-        word = dtype_of(dtype) if dtype not in (None, NONE) else default
+        meant = dtype_of(enabled)  # the old class given a dtype first: it raises, and the dtype says what was meant
+        word = dtype_of(dtype) if dtype not in (None, NONE) else meant or default
         cached = not (isinstance(cache, Literal) and cache.value is False)
         return [
             (Region(device, word, live, cached), after)
