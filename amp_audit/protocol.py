@@ -356,6 +356,8 @@ def _touch(state: State, event: Event, facts: dict[str, object]) -> State:
 def _clip(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed), mixed=_is_mixed(state))
+    if not event.owners and any(get(state.links, optimizer) is None for optimizer, _ in state.stepped_by):
+        facts["consumed"] = "unknown"  # of several optimizers, it need not be the one that has stepped
     seen = [owner for owner in owners if get(state.owners, owner) is not None]
     return change(state, seen, lambda held: replace(held, clipped=held.value == "none"))
 

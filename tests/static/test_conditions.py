@@ -404,3 +404,41 @@ def test_gradients_that_are_printed_for_being_no_numbers_may_carry_the_scale(tes
         scaler.update()
     """
     assert rules(body) == expected
+
+
+@pytest.mark.parametrize(
+    ("cases", "expected"),
+    [
+        ('case "fp16": scaler.step(optimizer); scaler.update()\n            case _: optimizer.step()', {"AMP203"}),
+        ('case "fp16" | "half": scaler.step(optimizer); scaler.update()\n            case _: optimizer.step()', set()),
+        (
+            'case "fp32" | "bf16": optimizer.step()\n            case _: scaler.step(optimizer); scaler.update()',
+            {"AMP204"},
+        ),
+        (
+            "case str(): optimizer.step()\n            case other: scaler.step(optimizer); scaler.update()",
+            {"AMP203", "AMP204"},
+        ),
+        (
+            'case "fp16" if x.any(): scaler.step(optimizer); scaler.update()\n            case _: optimizer.step()',
+            {"AMP203", "AMP204"},
+        ),
+    ],
+)
+def test_a_case_is_taken_where_the_comparison_holds(cases: str, expected: set[str]) -> None:
+    source = f"""
+    import torch
+    def train(model, optimizer, loader, mode):
+        scaler = torch.amp.GradScaler("cuda")
+        for x in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", enabled=mode in ("fp16", "half")):
+                loss = model(x).mean()
+            if mode == "fp16" or mode == "half":
+                scaler.scale(loss).backward()
+            else:
+                loss.backward()
+            match mode:
+                {cases.replace(chr(10) + "    ", chr(10) + "        ")}
+    """
+    assert ids(source) & {"AMP203", "AMP204"} == expected

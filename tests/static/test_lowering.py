@@ -106,10 +106,18 @@ def mark_left_out(tree: ast.AST) -> None:
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             parts = [node.annotation]
         elif isinstance(node, ast.match_case):
-            parts = [] if isinstance(node.pattern, (ast.MatchValue, ast.MatchSingleton)) else [node.pattern]
+            parts = [] if _is_values(node.pattern) else [node.pattern]
         for part in parts:
             if part is not None:
                 part.left_out = True  # type: ignore[attr-defined]
+
+
+def _is_values(pattern: ast.pattern) -> bool:
+    if isinstance(pattern, ast.MatchOr):
+        return all(map(_is_values, pattern.patterns))
+    if isinstance(pattern, ast.MatchAs):
+        return pattern.pattern is not None and _is_values(pattern.pattern)
+    return isinstance(pattern, (ast.MatchValue, ast.MatchSingleton))
 
 
 def ast_walk(node: ast.AST) -> Iterator[ast.AST]:
@@ -307,17 +315,22 @@ def test_match_binds_names_and_keeps_plain_values() -> None:
         "    case Point(x=d) as e: pass\n"
         "    case -1 | None: pass\n"
         "    case 'fp16': pass\n"
-        "    case mod.CONST: pass\n"
+        "    case mod.CONST as f: pass\n"
+        "    case 'a' | Point(): pass\n"
+        "    case Point(): pass\n"
         "    case _: pass\n"
+        "    case g: pass\n"
     )
     found = lower("x.py", source).body[0]
     assert isinstance(found, ir.Match)
-    assert [sorted(case[0]) for case in found.cases] == [["a", "b", "c"], ["d", "e"], [], [], [], []]
-    plain = [case[1] for case in found.cases]
-    assert plain[:3] == [None, None, None] and plain[5] is None
-    assert isinstance(plain[3], ir.Const) and plain[3].value == "fp16"
-    assert isinstance(plain[4], ir.Attr)
-    assert found.cases[0][2] is not None
+    names = [sorted(case.names) for case in found.cases]
+    assert names == [["a", "b", "c"], ["d", "e"], [], [], ["f"], [], [], [], ["g"]]
+    taken = [case.values for case in found.cases]
+    assert [each if each is None else len(each) for each in taken] == [0, 0, 2, 1, 1, 0, 0, None, None]
+    ((text,), (constant,)) = (taken[3] or (), taken[4] or ())
+    assert isinstance(text, ir.Const) and text.value == "fp16"
+    assert isinstance(constant, ir.Attr)
+    assert found.cases[0].guard is not None
 
 
 def test_try_star_type_alias_and_type_parameters() -> None:

@@ -138,10 +138,10 @@ class _Collector:
         elif isinstance(node, ir.Try):
             self._try(node)
         elif isinstance(node, ir.Match):
-            for number, (names, _, _, body) in enumerate(node.cases):
-                for name in names:
+            for number, case in enumerate(node.cases):
+                for name in case.names:
                     self.bind(name, Assigned(None))
-                self.arm(node.at, number, body)
+                self.arm(node.at, number, case.body)
 
     def _try(self, node: ir.Try) -> None:
         self.arm(node.at, 0, node.body)

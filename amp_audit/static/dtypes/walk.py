@@ -326,7 +326,7 @@ class Walk(Calls):
 
     def _on_match(self, node: ir.Match) -> bool:
         self.eval(node.subject)
-        arms: list[tuple[Sequence[ir.Stmt], bool]] = [(case[3], True) for case in node.cases]
+        arms: list[tuple[Sequence[ir.Stmt], bool]] = [(case.body, True) for case in node.cases]
         return self._fork([*arms, ((), True)])
 
 

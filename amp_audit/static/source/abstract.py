@@ -309,16 +309,23 @@ class Lowering(Alike[Spot]):
         cases = []
         for case in node.cases:
             names = tuple(_bound_names(case.pattern))
-            value = self._plain(case.pattern)
+            values = self._values(case.pattern)
             guard = self.optional(case.guard)
-            cases.append((names, value, guard, self.block(case.body)))
+            cases.append(ir.Case(names, values, guard, self.block(case.body)))
         return ir.Match(at, subject, tuple(cases))
 
-    def _plain(self, pattern: ast.pattern) -> ir.Expr | None:
-        """The value that a pattern stands for, if it is one."""
+    def _values(self, pattern: ast.pattern) -> tuple[ir.Expr, ...] | None:
+        """What a pattern wants the subject to equal one of; None where it takes anything."""
+        if isinstance(pattern, ast.MatchAs):
+            return None if pattern.pattern is None else self._values(pattern.pattern)
+        if isinstance(pattern, ast.MatchOr):
+            parts = [self._values(part) for part in pattern.patterns]
+            if None in parts:
+                return None
+            return () if () in parts else tuple(value for part in parts for value in part or ())
         if isinstance(pattern, ast.MatchValue):
-            return self.expr(pattern.value)
-        return ir.Const(self.at(pattern), pattern.value) if isinstance(pattern, ast.MatchSingleton) else None
+            return (self.expr(pattern.value),)
+        return (ir.Const(self.at(pattern), pattern.value),) if isinstance(pattern, ast.MatchSingleton) else ()
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ir.Stmt:
         at = self.at(node)

@@ -254,11 +254,21 @@ class _Lowering(Expressions):
         cases = []
         for case in node.cases:
             names = tuple(_bound_names(case.pattern))
-            plain = isinstance(case.pattern, (cst.MatchValue, cst.MatchSingleton))
-            value = self.expr(cast("cst.MatchValue", case.pattern).value) if plain else None
+            values = self._values(case.pattern)
             guard = self.optional(case.guard)
-            cases.append((names, value, guard, self.suite(case.body)))
+            cases.append(ir.Case(names, values, guard, self.suite(case.body)))
         return ir.Match(at, subject, tuple(cases))
+
+    def _values(self, pattern: cst.MatchPattern) -> tuple[ir.Expr, ...] | None:
+        """What a pattern wants the subject to equal one of; None where it takes anything."""
+        if isinstance(pattern, cst.MatchAs):
+            return None if pattern.pattern is None else self._values(pattern.pattern)
+        if isinstance(pattern, cst.MatchOr):
+            parts = [self._values(part.pattern) for part in pattern.patterns]
+            if None in parts:
+                return None
+            return () if () in parts else tuple(value for part in parts for value in part or ())
+        return (self.expr(pattern.value),) if isinstance(pattern, (cst.MatchValue, cst.MatchSingleton)) else ()
 
     def function(self, node: cst.FunctionDef) -> ir.Stmt:
         at = self.at(node)

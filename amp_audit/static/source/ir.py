@@ -344,12 +344,22 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
-    """``cases``: (names bound by the pattern, pattern as an expression where it is a plain value, guard, body)."""
+class Case:
+    """``names`` are those that the pattern binds. ``values``: what the subject must equal one of, none where the
+    pattern asks for something else, None where it takes anything.
+    """
 
+    names: tuple[str, ...]
+    values: tuple[Expr, ...] | None
+    guard: Expr | None
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
     at: int
     subject: Expr
-    cases: tuple[tuple[tuple[str, ...], Expr | None, Expr | None, tuple[Stmt, ...]], ...]
+    cases: tuple[Case, ...]
 
 
 @dataclass(frozen=True, slots=True)

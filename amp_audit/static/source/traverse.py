@@ -64,7 +64,7 @@ def bodies(node: ir.Stmt) -> Sequence[tuple[ir.Stmt, ...]]:
     if isinstance(node, ir.Try):
         return (node.body, *(handler.body for handler in node.handlers), node.orelse, node.final)
     if isinstance(node, ir.Match):
-        return tuple(case[3] for case in node.cases)
+        return tuple(case.body for case in node.cases)
     return ()
 
 
@@ -145,7 +145,7 @@ _EXPRESSIONS: dict[type, Callable[[Any], Found]] = {
     ir.For: lambda n: (n.iterable, n.target),
     ir.With: lambda n: tuple(part for pair in n.items for part in pair),
     ir.Try: lambda n: tuple(handler.type for handler in n.handlers),
-    ir.Match: lambda n: (n.subject, *(part for case in n.cases for part in case[1:3])),
+    ir.Match: lambda n: (n.subject, *(part for case in n.cases for part in (*(case.values or ()), case.guard))),
     ir.Function: lambda n: (*n.decorators, *_parameters(n.params)),
     ir.Class: lambda n: (*n.decorators, *(arg.value for arg in n.bases)),
 }

@@ -150,7 +150,8 @@ def _closure(paths: set[str], edges: dict[str, set[str]]) -> set[str]:
 
 
 def _survey(project: Project, origins: Origins) -> _Survey:
-    parts = {module.path: _Reader(module, project, origins).part() for module in project.modules.values()}
+    scalers = frozenset(name for module in project.modules.values() for name in _names_of_scalers(module))
+    parts = {module.path: _Reader(module, project, origins, scalers).part() for module in project.modules.values()}
     imports = {
         module.path: {owner.path for owner, _ in _imported_things(module, project)} - {module.path}
         for module in project.modules.values()
@@ -162,13 +163,26 @@ def _survey(project: Project, origins: Origins) -> _Survey:
     return _Survey(parts, imports, importers)
 
 
-class _Reader:
-    """Reads the checkpoints and the loss scaling of one module."""
+def _names_of_scalers(module: ir.Module) -> Iterator[str]:
+    """What a module calls its scalers, whatever else that may name: they are built, or losses are scaled by them."""
+    if module.words.isdisjoint(_SCALING):
+        return
+    for node in statements(module.body, into=True):
+        if isinstance(node, ir.Assign) and isinstance(node.value, ir.Call) and last_word(node.value.func) in _SCALING:
+            yield from filter(None, map(last_word, node.targets))
+        for call in (part for expression in expressions(node) for part in walk(expression)):
+            if isinstance(call, ir.Call) and isinstance(call.func, ir.Attr) and call.func.name == "unscale_":
+                yield last_word(call.func.base)
 
-    def __init__(self, module: ir.Module, project: Project, origins: Origins) -> None:
+
+class _Reader:
+    """Reads the checkpoints and the loss scaling of one module. ``scalers``: what the project calls its scalers."""
+
+    def __init__(self, module: ir.Module, project: Project, origins: Origins, scalers: frozenset[str]) -> None:
         self.module = module
         self.project = project
         self.origins = origins
+        self.scalers = scalers
         self.found = _Part()
 
     def part(self) -> _Part:
@@ -214,7 +228,7 @@ class _Reader:
                 self._scaler(call.at, True)
             elif name is None and last_word(call.func) == "unscale_" and len(call.args) == 1:
                 self._scaler(call.at, False)
-            elif last_word(call.func) == "load_state_dict" and _SCALER.search(_owner(call.func)):
+            elif last_word(call.func) == "load_state_dict" and self._is_scaler(_owner(call.func)):
                 self.found.apart = True
 
     def _scaler(self, at: int, sure: bool) -> None:
@@ -310,14 +324,15 @@ class _Reader:
         for part in walk(root):
             if isinstance(part, ir.Call):
                 told |= {kind} if (kind := self._direct(part, {})) is not None else set()
-                told |= {_SCALER_STATE for arg in part.args if arg.keyword and _names_scaler(arg.keyword, arg.value)}
+                named = ((arg.keyword, arg.value) for arg in part.args if arg.keyword)
+                told |= {_SCALER_STATE for word, value in named if self._holds_scaler(word, value)}
                 told |= {_ANY_STATE for arg in part.args if arg.star == "**" and _gathers(part)}
                 if _saves(part):
                     told |= {
-                        _SCALER_STATE for arg in part.args if _SCALER.search(last_word(arg.value) or _text(arg.value))
+                        _SCALER_STATE for arg in part.args if self._is_scaler(last_word(arg.value) or _text(arg.value))
                     }
             elif isinstance(part, ir.Mapping):
-                told |= _held(part)
+                told |= self._held(part)
             elif isinstance(part, ir.Name):
                 told |= states.get(part.id, set())
             elif isinstance(part, ir.Comprehension) and _is_state(part.element):
@@ -333,27 +348,35 @@ class _Reader:
         if not isinstance(expr, ir.Call) or not isinstance(expr.func, ir.Attr) or expr.func.name != "state_dict":
             return None
         owner = _owner(expr.func)
-        if _SCALER.search(owner):
+        if self._is_scaler(owner):
             return _SCALER_STATE
         return _OPTIMIZER_STATE if _OPTIMIZER.search(owner) else None
 
+    def _held(self, mapping: ir.Mapping) -> set[str]:
+        """What a display says by its keys: ``{"optimizer": optimizer}`` is written whole, ``**more`` is anything."""
+        told: set[str] = set()
+        for key, value in mapping.items:
+            word = str(key.value) if isinstance(key, ir.Const) else ""
+            if key is None and not isinstance(value, ir.Mapping):
+                told.add(_ANY_STATE)
+            elif word and self._holds_scaler(word, value):
+                told.add(_SCALER_STATE)
+            elif (
+                _OPTIMIZER.search(word)
+                and isinstance(value, (ir.Name, ir.Attr))
+                and _OPTIMIZER.search(last_word(value))
+            ):
+                told.add(_OPTIMIZER_STATE)
+        return told
 
-def _held(mapping: ir.Mapping) -> set[str]:
-    """What a display says by its keys: ``{"optimizer": optimizer}`` is written whole, ``**more`` may hold anything."""
-    told: set[str] = set()
-    for key, value in mapping.items:
-        word = str(key.value) if isinstance(key, ir.Const) else ""
-        if key is None and not isinstance(value, ir.Mapping):
-            told.add(_ANY_STATE)
-        elif word and _names_scaler(word, value):
-            told.add(_SCALER_STATE)
-        elif _OPTIMIZER.search(word) and isinstance(value, (ir.Name, ir.Attr)) and _OPTIMIZER.search(last_word(value)):
-            told.add(_OPTIMIZER_STATE)
-    return told
+    def _holds_scaler(self, word: str, value: ir.Expr) -> bool:
+        """Whether what goes by a name is a scaler or its state: by that name, or because it is one."""
+        if isinstance(value, (ir.Name, ir.Attr)) and last_word(value) in self.scalers:
+            return True
+        return bool(_SCALER.search(word)) and not isinstance(value, ir.Const)
 
-
-def _names_scaler(word: str, value: ir.Expr) -> bool:
-    return bool(_SCALER.search(word)) and not isinstance(value, ir.Const)
+    def _is_scaler(self, name: str) -> bool:
+        return bool(_SCALER.search(name)) or name in self.scalers
 
 
 def _of_all(comprehension: ir.Comprehension) -> str:

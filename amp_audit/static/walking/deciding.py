@@ -137,7 +137,7 @@ class _Names:
             yield from (node.test,) if self.heat.forks((*node.body, *node.orelse)) else ()
         elif isinstance(node, ir.While):
             yield from (node.test,) if self.heat.matters(node.body) else ()
-        elif isinstance(node, ir.Match) and any(self.heat.matters(case[3]) for case in node.cases):
+        elif isinstance(node, ir.Match) and any(self.heat.matters(case.body) for case in node.cases):
             yield node.subject
 
     def _function(self, node: ir.Function, scopes: _Scopes) -> None:

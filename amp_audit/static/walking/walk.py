@@ -13,7 +13,7 @@ from amp_audit.hazards import Watch
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import statements
-from amp_audit.static.walking.algebra import equality
+from amp_audit.static.walking.algebra import comparison, equality
 from amp_audit.static.walking.calls import Caller
 from amp_audit.static.walking.evaluate import Results
 from amp_audit.static.walking.flow import Flow
@@ -22,6 +22,7 @@ from amp_audit.static.walking.values import (
     NONE,
     Condition,
     Func,
+    Items,
     Literal,
     Method,
     Symbol,
@@ -381,23 +382,30 @@ class Walker(Caller):
     def _match(self, statement: ir.Match, world: World, flow: Flow) -> None:
         for subject, after in self.eval(statement.subject, world):
             rest = [after]
-            for names, pattern, _, body in statement.cases:
+            for case in statement.cases:
                 taken, missed = list[World](), list[World]()
                 for each in rest:
-                    test = Condition(short(f"case {key_of(subject)} {pattern!r} {statement.at}"), volatile=True)
-                    if pattern is not None:
-                        for constant, _ in self.eval(pattern, each.fork())[:1]:
-                            equal = equality(subject, constant)
-                            test = equal if isinstance(equal, Condition) else test
-                    for true, side in [(True, each)] if pattern is None and not names else split(each, test):
+                    for true, side in split(each, self._fits(case, subject, each, statement.at)):
                         (taken if true else missed).append(side)
                 for each in taken:
-                    each.env.update(dict.fromkeys(names, subject))
-                arm = self.block(body, taken)
+                    each.env.update(dict.fromkeys(case.names, subject))
+                arm = self.block(case.body, taken)
                 flow.leave(arm)
                 flow.fall += arm.fall
                 rest = missed
             flow.fall += rest
+
+    def _fits(self, case: ir.Case, subject: Value, world: World, at: int) -> Value:
+        """Whether a case is taken, as ``==`` and ``in`` would say of the values it asks for."""
+        if case.guard is None:
+            if case.values is None:
+                return Literal.of(True)
+            values = [value for each in case.values for value, _ in self.eval(each, world.fork())[:1]]
+            if len(values) == 1:
+                return equality(subject, values[0])
+            if values and all(isinstance(value, Literal) for value in values):
+                return comparison("in", subject, Items(tuple(values)))
+        return Condition(short(f"case {key_of(subject)} {case.names!r} {case.values!r} {at}"), volatile=True)
 
 
 _TRAINING = frozenset({events.Kind.BACKWARD, events.Kind.UNSCALE, events.Kind.STEP, events.Kind.UPDATE})
