@@ -22,7 +22,9 @@ def walk(node: ir.Expr) -> Iterator[ir.Expr]:
     while stack:
         found = stack.pop()
         yield found
-        stack.extend(reversed(children(found)))
+        handler = _CHILDREN.get(type(found))
+        if handler is not None:  # most nodes are leaves
+            stack += [child for child in reversed(handler(found)) if child is not None]
 
 
 def names_in(node: ir.Expr) -> Iterator[str]:
@@ -57,15 +59,8 @@ def expressions(node: ir.Stmt) -> Sequence[ir.Expr]:
 
 def bodies(node: ir.Stmt) -> Sequence[tuple[ir.Stmt, ...]]:
     """The bodies of a compound statement; definitions have none here."""
-    if isinstance(node, (ir.If, ir.For, ir.While)):
-        return (node.body, node.orelse)
-    if isinstance(node, ir.With):
-        return (node.body,)
-    if isinstance(node, ir.Try):
-        return (node.body, *(handler.body for handler in node.handlers), node.orelse, node.final)
-    if isinstance(node, ir.Match):
-        return tuple(case.body for case in node.cases)
-    return ()
+    handler = _BODIES.get(type(node))
+    return handler(node) if handler is not None else ()
 
 
 def statements(body: Iterable[ir.Stmt], *, into: bool = False) -> Iterator[ir.Stmt]:
@@ -74,7 +69,8 @@ def statements(body: Iterable[ir.Stmt], *, into: bool = False) -> Iterator[ir.St
         yield node
         if into and isinstance(node, (ir.Function, ir.Class)):
             yield from statements(node.body, into=True)
-        for inner in bodies(node):
+        handler = _BODIES.get(type(node))
+        for inner in handler(node) if handler is not None else ():
             yield from statements(inner, into=into)
 
 
@@ -148,6 +144,14 @@ _EXPRESSIONS: dict[type, Callable[[Any], Found]] = {
     ir.Match: lambda n: (n.subject, *(part for case in n.cases for part in (*(case.values or ()), case.guard))),
     ir.Function: lambda n: (*n.decorators, *_parameters(n.params)),
     ir.Class: lambda n: (*n.decorators, *(arg.value for arg in n.bases)),
+}
+_BODIES: dict[type, Callable[[Any], tuple[tuple[ir.Stmt, ...], ...]]] = {
+    ir.If: lambda n: (n.body, n.orelse),
+    ir.For: lambda n: (n.body, n.orelse),
+    ir.While: lambda n: (n.body, n.orelse),
+    ir.With: lambda n: (n.body,),
+    ir.Try: lambda n: (n.body, *(handler.body for handler in n.handlers), n.orelse, n.final),
+    ir.Match: lambda n: tuple(case.body for case in n.cases),
 }
 
 

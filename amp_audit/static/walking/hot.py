@@ -104,7 +104,8 @@ class Heat:
         self.aliases = _aliases(modules)
         names = self.aliases
         waiting = functions
-        warm = [f for f in waiting if spoken[id(f)].is_hot() or not names.isdisjoint(spoken[id(f)].words)]
+        self._itself = {id(function) for function in functions if spoken[id(function)].is_hot()}
+        warm = [f for f in waiting if id(f) in self._itself or not names.isdisjoint(spoken[id(f)].words)]
         self._hot: set[int] = set()
         while warm:
             self._hot |= {id(f) for f in warm}
@@ -135,7 +136,7 @@ class Heat:
 
     def itself(self, function: ir.Function) -> bool:
         """Whether a function can make an event without those it calls."""
-        return vocabulary(function, self._libraries).is_hot()
+        return id(function) in self._itself
 
     def function(self, function: ir.Function) -> bool:
         if function.name == "<lambda>":

@@ -20,7 +20,7 @@ from amp_audit.static.walking.calls import parameter
 from amp_audit.static.walking.deciding import Deciding, deciding
 from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.means import Means, of_word
-from amp_audit.static.walking.reach import Reach
+from amp_audit.static.walking.reach import Reach, Start
 from amp_audit.static.walking.repeats import repeated
 from amp_audit.static.walking.values import Func, Instance, Literal, Value
 from amp_audit.static.walking.walk import OutOfFuel, Walker
@@ -66,7 +66,7 @@ class Entry:
 class Survey:
     """All entries of a project, walked."""
 
-    deciding: Deciding
+    deciding: Deciding = field(default_factory=Deciding)
     entries: list[Entry] = field(default_factory=list)
     followed: set[tuple[str, int]] = field(default_factory=set)
     visits: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -87,7 +87,7 @@ class _Surveyor:
         self.modules = list(project.modules.values())
         self.heat = Heat(self.modules)
         self.watch: Watch[Place] = Watch(book, "static")
-        self.done = Survey(deciding(self.modules, self.heat))
+        self.done = Survey()
         self.repeated = frozenset().union(*map(repeated, self.modules))
         self.reach = Reach(project, self.heat, book)
         self.bases: dict[str, World] = {}
@@ -96,46 +96,35 @@ class _Surveyor:
 
     def survey(self) -> Survey:
         """Walk the entries that may end in a hazard, then those that have a say in whether one stands."""
-        for module in self.modules:
-            if self.reach.hazardous(module):
-                self._base(module)
+        scripts: list[Start] = [(module, None, None) for module in self.modules]
         orphans = [(module, *orphan) for module in self.modules for orphan in _orphans(module, self.heat)]
-        idle = []
-        for module, function, cls in sorted(orphans, key=lambda orphan: not self.heat.itself(orphan[1])):
-            if (module.path, function.at) in self.done.followed:
-                continue
-            if self.reach.hazardous(module, function, cls):
-                self.walk_orphan(module, function, cls, self._base(module))
-            else:
-                idle.append((module, function, cls))
+        orphans.sort(key=lambda orphan: not self.heat.itself(orphan[1]))
+        hazardous, idle = list[Start](), list[Start]()
+        for start in (*scripts, *orphans):
+            (hazardous if self.reach.hazardous(*start) else idle).append(start)
+        reached = self.reach.paths(hazardous)
+        self.done.deciding = deciding([module for module in self.modules if module.path in reached], self.heat)
+        for start in hazardous:
+            self._walk(*start)
         for entry in list(self.done.entries):
             self._consult(entry, idle)
         return self.done
 
-    def _consult(self, asking: Entry, idle: list[tuple[ir.Module, ir.Function, ClassRef | None]]) -> None:
+    def _walk(self, module: ir.Module, function: ir.Function | None, cls: ClassRef | None) -> None:
+        """Walk an entry, unless another one went through it."""
+        if function is None:
+            self._base(module)
+        elif (module.path, function.at) not in self.done.followed:
+            self.walk_orphan(module, function, cls, self._base(module))
+
+    def _consult(self, asking: Entry, idle: list[Start]) -> None:
         """Walk entries that end in no hazard, where those of another one ask whether something happens there."""
         asked = _asked(asking)
-        if not asked:
-            return
-        for module in self.modules:
-            if module.path not in self.bases and self._may_answer(asking, asked, module):
-                self._base(module)
-        for module, function, cls in idle:
-            fresh = (module.path, function.at) not in self.done.followed
-            if fresh and self._may_answer(asking, asked, module, function, cls):
-                self.walk_orphan(module, function, cls, self._base(module))
-
-    def _may_answer(
-        self,
-        asking: Entry,
-        asked: set[Means],
-        module: ir.Module,
-        function: ir.Function | None = None,
-        cls: ClassRef | None = None,
-    ) -> bool:
-        means = self.reach.means(module, function, cls)
-        able = any(each & ~means == 0 for each in asked)
-        return able and not asking.paths.isdisjoint(self.reach.paths(module, function, cls))
+        for start in idle if asked else ():
+            means = self.reach.means(*start)
+            able = any(each & ~means == 0 for each in asked)
+            if able and not asking.paths.isdisjoint(self.reach.paths([start])):
+                self._walk(*start)
 
     def _base(self, module: ir.Module) -> World:
         """What a module's own code leaves, which is walked once."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from amp_audit.rulebook import Rulebook
 from amp_audit.static.binding.names import collect
@@ -52,6 +53,10 @@ _DTYPES = frozenset({"float16", "half", "bfloat16", "bf16", "fp16"})
 _CLIP = re.compile(r"clip|clamp", re.IGNORECASE)
 _RUN = ("__init__", "__call__", "forward")
 """The methods that run where an object is made or called."""
+
+
+Start: TypeAlias = tuple[ir.Module, ir.Function | None, ClassRef | None]
+"""An entry: a function, with the class of the object it is called on, or (None) the own code of a module."""
 
 
 @dataclass(slots=True, eq=False)
@@ -123,27 +128,26 @@ class Reach:
             for function, owner in definitions(module.body):
                 self._homes[id(function)] = (module, ClassRef(module, owner) if owner is not None else None)
 
-    def hazardous(self, module: ir.Module, function: ir.Function | None = None, cls: ClassRef | None = None) -> bool:
+    def hazardous(self, module: ir.Module, function: ir.Function | None, cls: ClassRef | None) -> bool:
         """Whether a walk of a function that nothing calls, or of a module's own code, may end in a hazard."""
-        return self._hazardous(self._met(module, function, cls, until_hazardous=True).means)
+        return self._hazardous(self._met([(module, function, cls)], until_hazardous=True).means)
 
-    def means(self, module: ir.Module, function: ir.Function | None = None, cls: ClassRef | None = None) -> Means:
+    def means(self, module: ir.Module, function: ir.Function | None, cls: ClassRef | None) -> Means:
         """What such a walk may come to."""
-        return self._met(module, function, cls).means
+        return self._met([(module, function, cls)]).means
 
-    def paths(self, module: ir.Module, function: ir.Function | None = None, cls: ClassRef | None = None) -> set[str]:
-        """The files that such a walk may go through."""
-        return {node.path for node in self._met(module, function, cls).nodes}
+    def paths(self, starts: Iterable[Start]) -> set[str]:
+        """The files that walks of these entries may go through."""
+        return {node.path for node in self._met(starts).nodes}
 
-    def _met(
-        self, module: ir.Module, function: ir.Function | None, cls: ClassRef | None, until_hazardous: bool = False
-    ) -> _Met:
+    def _met(self, starts: Iterable[Start], until_hazardous: bool = False) -> _Met:
         met = _Met()
-        met.add(self._own_code(module))
-        if function is not None:
-            met.add(self._function(function))
-        if cls is not None:
-            self._meet_class(cls, met)
+        for module, function, cls in starts:
+            met.add(self._own_code(module))
+            if function is not None:
+                met.add(self._function(function))
+            if cls is not None:
+                self._meet_class(cls, met)
         while met.waiting and not (until_hazardous and self._hazardous(met.means)):
             self._meet(met.waiting.pop(), met)
         return met
