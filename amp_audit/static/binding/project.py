@@ -146,6 +146,7 @@ class Project:
         """Whether an answer rests on every file below the root."""
         self._mro: dict[tuple[str, int], tuple[ClassRef, ...]] = {}
         self._methods: dict[tuple[str, int], dict[str, tuple[ClassRef, ir.Function]]] = {}
+        self._derived: dict[tuple[tuple[str, int], str], bool] = {}
 
     def name(self, module: ir.Module) -> str:
         """The dotted name of a module: ``pkg.train`` for ``pkg/train.py``."""
@@ -352,6 +353,12 @@ class Project:
 
     def is_subclass(self, ref: ClassRef, dotted: str) -> bool:
         """Whether a class derives from the library class of this canonical name, however far up."""
+        key = (ref.key, dotted)
+        if key not in self._derived:
+            self._derived[key] = self._derives(ref, dotted)
+        return self._derived[key]
+
+    def _derives(self, ref: ClassRef, dotted: str) -> bool:
         for owner in self.mro(ref):
             for base in self.bases(owner):
                 options = base.options if isinstance(base, Alternatives) else (base,)

@@ -7,7 +7,7 @@ flag that governs several branches takes the same arm in all of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -185,19 +185,8 @@ class World:
             len(self.frames),
         )
 
-    def like(self, other: World) -> bool:
-        """Whether two worlds differ only in decided conditions, in the way here and in what is only data."""
-        return (
-            all(
-                a is b or _alike(a.env, b.env, self.deciding.local(a.function))
-                for a, b in zip(reversed(self.frames), reversed(other.frames))
-            )
-            and _alike(self.heap, other.heap, self.deciding.attributes)
-            and _alike(self.globals, other.globals, self.deciding.globals)
-        )
-
     def absorb(self, other: World) -> None:
-        """Take in a world that is like this one: what differs becomes either of both."""
+        """Take in a world that differs only in what is data: this becomes either of both."""
         self.state = replace(self.state, ever=self.state.ever | other.state.ever)
         common = {key: value for key, value in self.flags.items() if other.flags.get(key) is value}
         self.cases = simplified({*self._beyond(common), *other._beyond(common)})
@@ -315,12 +304,10 @@ def merge(worlds: Iterable[World]) -> list[World]:
     """
     kept: dict[Hashable, list[World]] = {}
     for world in worlds:
-        group = kept.setdefault(world.standing(), [])
-        same = next((other for other in group if other.like(world)), None)
-        if same is None:
-            group.append(world)
-        else:
-            same.absorb(world)
+        kept.setdefault(world.standing(), []).append(world)
+    for standing, group in kept.items():
+        if len(group) > 1:
+            kept[standing] = _joined(group)
     merged = [world for group in kept.values() for world in group]
     limits = merged[0].limits if merged else Limits()
     if len(merged) <= limits.width:
@@ -401,16 +388,36 @@ def _differing(mine: Mapping[K, Value], other: Mapping[K, Value]) -> dict[K, Val
     }
 
 
-def _alike(one: Mapping[K, Value], two: Mapping[K, Value], deciding: frozenset[str] | None) -> bool:
-    """Whether names hold the same but for data: identities, what carries a scale, switches that choose a path."""
-    if one is two:
-        return True
-    for name in [name for name, value in one.items() if two.get(name) is not value]:
-        value, other = one[name], two.get(name)
-        telling = _tells(name, value, deciding) or (other is not None and _tells(name, other, deciding))
-        if telling and (other is None or _outline(value) != _outline(other)):
-            return False
-    return not any(_tells(name, two[name], deciding) for name in two.keys() - one.keys())
+def _joined(worlds: list[World]) -> list[World]:
+    """Worlds of one standing, of which those become one that differ only in decided conditions, in the way here and in
+    what is only data. What tells are identities, what carries a scale, and switches that choose a path.
+    """
+    telling: list[list[Hashable]] = [[] for _ in worlds]
+    first = worlds[0]
+    for depth, frame in enumerate(first.frames):
+        _compare([world.frames[depth].env for world in worlds], first.deciding.local(frame.function), telling)
+    _compare([world.heap for world in worlds], first.deciding.attributes, telling)
+    _compare([world.globals for world in worlds], first.deciding.globals, telling)
+    kept: dict[Hashable, World] = {}
+    for world, told in zip(worlds, telling):
+        same = kept.setdefault(tuple(told), world)
+        if same is not world:
+            same.absorb(world)
+    return list(kept.values())
+
+
+def _compare(
+    names: Sequence[Mapping[K, Value]], deciding: frozenset[str] | None, telling: list[list[Hashable]]
+) -> None:
+    """Add to each world's list what its names hold that tells, if not all of them hold the same."""
+    first, differing = names[0], set[K]()
+    for other in names:
+        if other is not first:
+            differing.update([name for name, value in other.items() if first.get(name) is not value])
+            differing.update(first.keys() - other.keys())
+    for own, told in zip(names, telling) if differing else ():
+        held = [(name, own[name]) for name in differing if name in own]
+        told.append(frozenset((name, _outline(value)) for name, value in held if _tells(name, value, deciding)))
 
 
 def _tells(key: Hashable, value: Value, deciding: frozenset[str] | None) -> bool:
@@ -455,6 +462,7 @@ def either(one: Value, two: Value) -> Value:
             one.dtype if same else None,
             None if doubt else one.scaled,
             doubt,
+            one.leaf and two.leaf,
             divided=one.divided | two.divided,
             ran=one.ran | two.ran,
             plain=one.plain and two.plain,
