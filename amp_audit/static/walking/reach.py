@@ -74,30 +74,33 @@ class _Node:
     cls: ClassRef | None = None
 
 
-@dataclass(slots=True)
-class _Met:
-    """What one entry may come to, while it is gathered."""
-
-    means: Means = Means.NONE
-    waiting: list[_Node] = field(default_factory=list)
-    nodes: set[_Node] = field(default_factory=set)
-    classes: dict[ClassRef, _Kind] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
-    own: dict[ClassRef, set[str]] = field(default_factory=dict)
-
-    def add(self, node: _Node) -> None:
-        if node not in self.nodes:
-            self.nodes.add(node)
-            self.waiting.append(node)
-
-
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """A class: the classes it has its members from, and its members by name."""
 
     above: tuple[ClassRef, ...]
-    members: dict[str, list[_Node]]
-    classes: dict[str, list[ClassRef]]
+    members: dict[str, list[_Node | ClassRef]]
+
+
+@dataclass(slots=True)
+class _Met:
+    """What some entries may come to, while it is gathered. ``pending`` are the members of known classes that nothing
+    has asked for by name, ``below`` the known classes that have members of a class.
+    """
+
+    means: Means = Means.NONE
+    waiting: list[_Node] = field(default_factory=list)
+    nodes: set[_Node] = field(default_factory=set)
+    classes: set[ClassRef] = field(default_factory=set)
+    names: set[str] = field(default_factory=lambda: set(_RUN))
+    own: dict[ClassRef, set[str]] = field(default_factory=dict)
+    pending: dict[str, list[_Node | ClassRef]] = field(default_factory=dict)
+    below: dict[ClassRef, list[_Kind]] = field(default_factory=dict)
+
+    def add(self, node: _Node) -> None:
+        if node not in self.nodes:
+            self.nodes.add(node)
+            self.waiting.append(node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ class Reach:
             if function is not None:
                 met.add(self._function(function))
             if cls is not None:
-                self._meet_class(cls, met)
+                self._find(cls, met)
         while met.waiting and not (until_hazardous and self._hazardous(met.means)):
             self._meet(met.waiting.pop(), met)
         return met
@@ -163,40 +166,43 @@ class Reach:
         for code in node.codes:
             met.add(code)
         for cls in node.classes:
-            self._meet_class(cls, met)
-        fresh = node.names - met.names
-        if fresh:
-            met.names |= fresh
-            for kind in list(met.classes.values()):
-                self._take(fresh, kind, met)
+            self._find(cls, met)
+        for name in node.names - met.names:
+            met.names.add(name)
+            for found in met.pending.pop(name, ()):
+                self._find(found, met)
         if node.own and node.cls is not None:
             known = met.own.setdefault(node.cls, set())
-            fresh = node.own - known - met.names
+            fresh = node.own - known
             known |= fresh
-            for kind in [kind for kind in met.classes.values() if fresh and node.cls in kind.above]:
-                self._take(fresh, kind, met)
+            for kind in met.below.get(node.cls, ()) if fresh else ():
+                for name in kind.members.keys() & fresh:
+                    for found in kind.members[name]:
+                        self._find(found, met)
 
-    def _meet_class(self, cls: ClassRef, met: _Met) -> None:
-        """An object of this class may be there: what is asked of unknown objects may be its own."""
-        if cls in met.classes:
-            return
-        kind = met.classes[cls] = self._kind(cls)
-        self._take(met.names.union(_RUN, *(met.own.get(above, ()) for above in kind.above)), kind, met)
-
-    def _take(self, names: set[str], kind: _Kind, met: _Met) -> None:
-        for name in kind.members.keys() & names:
-            for node in kind.members[name]:
-                met.add(node)
-        for name in kind.classes.keys() & names:
-            for cls in kind.classes[name]:
-                self._meet_class(cls, met)
+    def _find(self, found: _Node | ClassRef, met: _Met) -> None:
+        """Some code may run; or an object of a class may be there: what is asked of unknown objects may be its own."""
+        if isinstance(found, _Node):
+            met.add(found)
+        elif found not in met.classes:
+            met.classes.add(found)
+            kind = self._kind(found)
+            own = set[str]().union(*(met.own.get(above, ()) for above in kind.above))
+            for above in kind.above:
+                met.below.setdefault(above, []).append(kind)
+            for name, members in kind.members.items():
+                if name in met.names or name in own:
+                    for member in members:
+                        self._find(member, met)
+                if name not in met.names:
+                    met.pending.setdefault(name, []).extend(members)
 
     # Classes and code
 
     def _kind(self, ref: ClassRef) -> _Kind:
         found = self._kinds.get(ref)
         if found is None:
-            found = self._kinds[ref] = _Kind(self.project.mro(ref), {}, {})
+            found = self._kinds[ref] = _Kind(self.project.mro(ref), {})
             for name, (_, method) in self.project.methods(ref).items():
                 if name == "__init__" or self.heat.function(method) or gives_dtype(method):
                     found.members.setdefault(name, []).append(self._function(method))
@@ -208,7 +214,7 @@ class Reach:
                     found.members.setdefault(name, []).append(node)
                 for inner in owner.cls.body:
                     if isinstance(inner, ir.Class):
-                        found.classes.setdefault(inner.name, []).append(ClassRef(owner.module, inner))
+                        found.members.setdefault(inner.name, []).append(ClassRef(owner.module, inner))
         return found
 
     def _function(self, function: ir.Function) -> _Node:
@@ -303,7 +309,7 @@ class Reach:
             return
         if isinstance(base, ir.Call) and isinstance(base.func, ir.Name) and base.func.id == "super":
             for above in self.project.mro(code.cls)[1:] if code.cls is not None else ():
-                node.codes += self._kind(above).members.get(part.name, ())
+                node.codes += (each for each in self._kind(above).members.get(part.name, ()) if isinstance(each, _Node))
         found = self._resolved(base, code)
         if found is None or isinstance(found, (Unknown, ValueRef)):
             node.names.add(part.name)
