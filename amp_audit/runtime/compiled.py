@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_audit.runtime.parts import Noting
 from amp_audit.runtime.patches import Patches
@@ -26,6 +27,9 @@ _SEEN = {
     "cudagraphs": "the operators of its first runs; replays of CUDA graphs were not",
 }
 _DEPTH = 8
+
+COMPILES = hasattr(TorchDispatchMode, "ignore_compile_internals")
+"""Whether compiled code runs while a dispatch mode is in force: an older Dynamo leaves out what it meets there."""
 
 
 class Compiled:
@@ -71,7 +75,7 @@ class Compiled:
         if dynamo is None or self._patches.wraps(dynamo, "_callback_from_stance"):
             return
         self._patches.wrap(dynamo, "_callback_from_stance", self._called)
-        if self.mode == "eager" and dynamo._stance.stance == "default":
+        if (self.mode == "eager" or not COMPILES) and dynamo._stance.stance == "default":
             torch.compiler.set_stance("force_eager")
             self._stance = dynamo._stance
 
@@ -81,7 +85,7 @@ class Compiled:
         def _callback_from_stance(callback: Any) -> Any:
             made = original(callback)
             if callable(callback):
-                self._tell(None if made is None else backend(callback))
+                self._tell(None if made is None or not COMPILES else backend(callback))
             return made
 
         return _callback_from_stance
@@ -96,7 +100,8 @@ class Compiled:
             self._unobserved()[AS_WRITTEN] += 1
             self._host.note(
                 "torch.compile: recorded steps ran the functions as written, not compiled; "
-                "compiled code may round differently (--compile observe leaves it compiled)"
+                "compiled code may round differently "
+                f"({'--compile observe leaves it compiled' if COMPILES else 'this torch can only do so'})"
             )
         elif name in _OPEN:
             self._host.note(

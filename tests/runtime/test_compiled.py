@@ -15,12 +15,14 @@ from torch import nn
 
 import amp_audit
 from amp_audit.runtime.attach import Config
+from amp_audit.runtime.compiled import COMPILES
 from amp_audit.runtime.session import Session
 from amp_audit.trace import reader
 from amp_audit.trace.schema import OpRow, Trace
 from tests.runtime.drive import audited, plainly
 
 torch.set_num_threads(1)
+compiles = pytest.mark.skipif(not COMPILES, reason="this torch compiles nothing under a dispatch mode")
 
 
 class Step:
@@ -82,6 +84,7 @@ OPERATORS = Counter(
 )
 
 
+@compiles
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_backends_that_run_operators_show_them_all(backend: str, tmp_path: Path) -> None:
     trace = observed(Step(backend), tmp_path)
@@ -92,6 +95,7 @@ def test_backends_that_run_operators_show_them_all(backend: str, tmp_path: Path)
     assert trace.end is not None and not trace.end.unobserved
 
 
+@compiles
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor writes C++")
 @pytest.mark.parametrize("bare", [False, True])
 def test_of_inductor_the_matrix_products_are_seen_and_the_rest_is_said_to_be_missing(
@@ -114,6 +118,7 @@ def test_of_inductor_the_matrix_products_are_seen_and_the_rest_is_said_to_be_mis
     assert [n for step in trace.steps for n in step.numbers if n.name == "exponents" and n.phase == "gradient"]
 
 
+@compiles
 def test_a_compiler_of_the_program_s_own_is_named(tmp_path: Path) -> None:
     graphs = []
 
@@ -151,7 +156,7 @@ for step in range(3):
 """
 
 
-@pytest.mark.parametrize("mode", ["eager", "observe"])
+@pytest.mark.parametrize("mode", ["eager", pytest.param("observe", marks=compiles)])
 def test_a_compiler_that_is_loaded_after_the_optimizer_is_noticed(mode: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(LATE))
     plain = plainly(["train.py"], tmp_path)
@@ -164,6 +169,7 @@ def test_a_compiler_that_is_loaded_after_the_optimizer_is_noticed(mode: str, tmp
     )
 
 
+@compiles
 def test_a_stance_that_the_program_took_itself_is_left_and_told(tmp_path: Path) -> None:
     step = Step("aot_eager")
     session = Session(Config(str(tmp_path / "trace"), sample="all", deep="none", go_on=True, main=True))
@@ -175,6 +181,14 @@ def test_a_stance_that_the_program_took_itself_is_left_and_told(tmp_path: Path) 
     (trace,) = reader.read(tmp_path / "trace")
     (note,) = notes(trace)
     assert note.startswith("torch.compile (aot_eager)")
+
+
+@pytest.mark.skipif(COMPILES, reason="this torch can observe compiled code")
+def test_a_torch_that_compiles_nothing_under_a_mode_runs_it_as_written(tmp_path: Path) -> None:
+    trace = observed(Step("aot_eager"), tmp_path)
+    assert [inside(step.ops) for step in trace.steps] == [OPERATORS] * 3
+    (note,) = notes(trace)
+    assert note.startswith("torch.compile: recorded steps ran the functions as written")
 
 
 def test_an_unknown_mode_is_refused() -> None:
