@@ -356,7 +356,8 @@ class Session:
 
     def _make_header(self) -> Header:
         rank, world = _rank()
-        device = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+        there = self.config.emulate is not None or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        device = "cuda" if there else "cpu"
         return Header(
             schema=VERSION,
             amp_audit=__version__,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -32,16 +33,23 @@ def install() -> None:
     logger.set_runtime_stats_and_log = lambda self: None  # asks for a timer of the GPU, which is not there
     asked: dict[Any, str] = {}
     for name in ("init_process_group", "new_group"):
-        function = _without_nccl(getattr(c10d, name), asked)
-        for module in (torch.distributed, c10d):
-            setattr(module, name, function)
-    torch.distributed.is_nccl_available = c10d.is_nccl_available = lambda: True
-    original = c10d.get_backend
+        original = getattr(c10d, name)
+        _replace(original, _without_nccl(original, asked))
+    _replace(c10d.is_nccl_available, lambda: True)
+    known = c10d.get_backend
 
     def get_backend(group: Any = None) -> Any:
-        return asked.get(group, original(group))
+        return asked.get(group, known(group))
 
-    torch.distributed.get_backend = c10d.get_backend = get_backend
+    _replace(known, get_backend)
+
+
+def _replace(original: Callable[..., Any], function: Callable[..., Any]) -> None:
+    """Put a function in another's place wherever torch's modules have it by name."""
+    name = original.__name__
+    for path, module in list(sys.modules.items()):
+        if path.partition(".")[0] == "torch" and vars(module).get(name) is original:
+            setattr(module, name, function)
 
 
 def _collective(name: str) -> Callable[..., Any]:

@@ -177,6 +177,7 @@ def test_what_ends_a_program_that_cannot_be_emulated_is_named(line: str, reason:
     (tmp_path / "train.py").write_text(f"import torch\n{line}\n")
     watched = audited(["train.py"], tmp_path, emulate="cuda")
     assert watched.code == 1
+    assert watched.trace.header.policy == "cuda"  # though it may have ended before it used the device
     assert watched.trace.end is not None and any(reason in note for note in watched.trace.end.notes)
 
 

@@ -78,6 +78,28 @@ def test_data_parallel_ranks(tmp_path: Path) -> None:
     assert any("allreduce" in row.op for row in watched.traces[0].steps[0].ops)
 
 
+def test_a_mesh_makes_the_group(tmp_path: Path) -> None:
+    """``init_device_mesh`` starts a group by itself, of the device's backend; layers are split over it."""
+    _, told = two_ranks(
+        """
+        dist.destroy_process_group()
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        mesh = init_device_mesh("cuda", (2,)); model = net().cuda()
+        own = net(); torch.manual_seed(3); x = torch.randn(4, 8)
+        split = nn.Sequential(model[0], nn.ReLU(), model[2])
+        plain = nn.Sequential(own[0], nn.ReLU(), own[2])
+        parallelize_module(split, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        out = split(x.cuda()); out.sum().backward()
+        plain(x).sum().backward()
+        tell(f"{dist.get_backend()} {out.device} {torch.allclose(out.cpu(), plain(x), atol=1e-6)}")
+        tell(torch.allclose(split[0].weight.grad.full_tensor().cpu(), plain[0].weight.grad, atol=1e-6))
+        """,
+        tmp_path,
+    )
+    assert told == [[f"nccl cuda:{rank} True", "True"] for rank in range(2)]
+
+
 def test_each_rank_has_a_device_of_its_own(tmp_path: Path) -> None:
     _, told = two_ranks(
         """
