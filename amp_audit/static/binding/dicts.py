@@ -1,11 +1,9 @@
-"""Dicts that the code spells out, and the calls that unpack them."""
+"""Dicts that the code spells out, and whether it changes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 
-from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import last_word, parts, statements
 
@@ -29,35 +27,18 @@ def entries(config: ir.Expr) -> Iterator[tuple[str, ir.Expr]]:
         yield from ((arg.keyword, arg.value) for arg in config.args if arg.keyword is not None)
 
 
-def unpacked(call: ir.Call, where: Where, origins: Origins) -> ir.Call:
-    """A call with the keywords of the dicts in place of ``**name``, where each is one dict that nothing changes."""
-    if not any(arg.star == "**" for arg in call.args):
-        return call
-    args: list[ir.Arg] = []
-    for arg in call.args:
-        found = _keywords(arg.value, where, origins) if arg.star == "**" else None
-        args += [arg] if found is None else found
-    return replace(call, args=tuple(args))
-
-
-def _keywords(expr: ir.Expr, where: Where, origins: Origins) -> list[ir.Arg] | None:
-    made = origins.of(expr, where)
-    config = made[0].expr if len(made) == 1 else None
-    if config is None or not is_dict(config) or not _is_closed(config):
+def spelled_out(config: ir.Expr | None) -> Mapping[str, ir.Expr] | None:
+    """The entries of a dict all of whose keys are literal texts; None for all else."""
+    if config is None or not is_dict(config):
         return None
-    if config is not expr and not _stays((where.module, made[0].where.module), last_word(expr)):
-        return None
-    return [ir.Arg(value, keyword=key) for key, value in entries(config)]
+    found = dict(entries(config))
+    size = (
+        len(config.items) if isinstance(config, ir.Mapping) else len(config.args) if isinstance(config, ir.Call) else 0
+    )
+    return found if len(found) == size else None
 
 
-def _is_closed(config: ir.Expr) -> bool:
-    """Whether all keys of a dict are literal texts."""
-    if isinstance(config, ir.Mapping):
-        return all(isinstance(key, ir.Const) and isinstance(key.value, str) for key, _ in config.items)
-    return isinstance(config, ir.Call) and all(arg.keyword is not None for arg in config.args)
-
-
-def _stays(modules: Sequence[ir.Module], word: str) -> bool:
+def stays(modules: Sequence[ir.Module], word: str) -> bool:
     """Whether a dict of this name is as it was made, as far as these modules show."""
     return bool(word) and not any(_changes(module, word) for module in modules)
 

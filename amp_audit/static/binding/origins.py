@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from amp_audit.static.binding.dicts import spelled_out, stays
 from amp_audit.static.binding.fields import Fields
 from amp_audit.static.binding.names import Assigned
 from amp_audit.static.binding.project import Alternatives, ClassRef, External, FunctionRef, Project, Scope, ValueRef
@@ -15,6 +16,7 @@ from amp_audit.static.source.traverse import last_word, statements, walk
 
 _MAX_DEPTH = 8
 
+_SCALE = re.compile(r"(?:init|initial|start)_(?:loss_)?scale", re.I)
 _FLAG = re.compile(r"(?:use|enable|with|is|has)_\w+|(?:\w+_)?(?:amp|fp16|half|mixed_precision|enabled?)", re.I)
 _NO_FLAG = re.compile(r"device|type|dtype|scale", re.I)
 _TENSOR = re.compile(
@@ -68,6 +70,8 @@ class Origins:
         sources = self._sources(expr, where)
         if sources is None and isinstance(expr, ir.Attr):
             sources = self._of_field(expr, where, depth + 1, set(seen))
+        if sources is None and isinstance(expr, ir.Subscript):
+            sources = self._of_item(expr, where, depth + 1, set(seen))
         if sources is None:
             yield Origin(where, expr)
             return
@@ -144,6 +148,33 @@ class Origins:
                 return None
             found.append(default)
         return found or None
+
+    def _of_item(self, expr: ir.Subscript, where: Where, depth: int, seen: set[tuple[str, int]]) -> list[Origin] | None:
+        """The entry of a dict that stays as it was made, by a literal key."""
+        key = expr.index.value if isinstance(expr.index, ir.Const) else None
+        table = self._table(expr.base, where, self._follow(expr.base, where, depth, seen))
+        return [table[key]] if table is not None and isinstance(key, str) and key in table else None
+
+    def _table(self, expr: ir.Expr, where: Where, made: Iterable[Origin]) -> dict[str, Origin] | None:
+        """The entries of a dict that is spelled out in one place and stays so; ``made`` are its origins."""
+        found = list(made)
+        config = spelled_out(found[0].expr) if len(found) == 1 else None
+        if config is None:
+            return None
+        if found[0].expr is not expr and not stays((where.module, found[0].where.module), last_word(expr)):
+            return None
+        return {key: replace(found[0], expr=value) for key, value in config.items()}
+
+    def unpacked(self, call: ir.Call, where: Where) -> ir.Call:
+        """A call with keywords in place of the dicts that it unpacks, where these are known."""
+        args: list[ir.Arg] = []
+        for arg in call.args:
+            table = self._table(arg.value, where, self.of(arg.value, where)) if arg.star == "**" else None
+            if table is None or not all(_reads_alike(origin, where) for origin in table.values()):
+                args.append(arg)
+            else:
+                args += [ir.Arg(origin.expr, key) for key, origin in table.items() if origin.expr is not None]
+        return replace(call, args=tuple(args)) if any(arg.star == "**" for arg in call.args) else call
 
     def _default(self, made: ir.Expr | None, where: Where, name: str) -> Origin | None:
         """The default of a field of the dataclass that ``made`` is an instance of, where it keeps that."""
@@ -239,6 +270,8 @@ class Origins:
 
     def _by_name(self, expr: ir.Expr, where: Where) -> tuple[frozenset[str], bool]:
         word = last_word(expr)
+        if _SCALE.fullmatch(word):
+            return frozenset({"float"}), False
         if _FLAG.fullmatch(word) and not _NO_FLAG.search(word):
             return frozenset({"flag"}), False
         if isinstance(expr, ir.Attr) and expr.name == "device":
@@ -316,6 +349,11 @@ class Origins:
             is_property = method is not None and bool(method[1].decorators)
             return "callable" if method is not None and not is_property else None
         return None
+
+
+def _reads_alike(origin: Origin, where: Where) -> bool:
+    """Whether an expression of one place means the same in another: it is a literal, or the module is the same."""
+    return isinstance(origin.expr, ir.Const) or origin.where.module is where.module
 
 
 def _contains(outer: ir.Expr | None, inner: ir.Expr) -> bool:

@@ -119,7 +119,17 @@ def numbers_of(name: str, args: Sequence[Value], named: Named) -> tuple[tuple[st
     for key, default in surface.DEFAULTS.get(name, {}).items():
         if key not in values:
             found[key] = Const.of(default)
+    if name == "einsum" and args and isinstance(args[0], Const) and isinstance(args[0].value, str):
+        found["contracted"] = Const.of(_contracted(args[0].value))
     return tuple(found.items())
+
+
+def _contracted(equation: str) -> int:
+    """Over how many dimensions an einsum adds up."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    labels = [label for label in inputs if label.isalpha()]
+    kept = set(output) if arrow else {label for label in labels if labels.count(label) == 1}
+    return len({*labels} - kept)
 
 
 def autocast(root: str, args: Sequence[Value], named: Named) -> Region:

@@ -42,6 +42,9 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import dotted_text
 
 _MAX_DEPTH = 12
+_LOADER = "torch.utils.data.DataLoader"
+_PASSES_ON = frozenset({"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm"})
+"""What is iterated over as what it is given."""
 _NO_REGION = Region("cuda", frozenset({"float16"}), enabled=False)
 
 
@@ -156,8 +159,24 @@ class Calls(Evaluation):
             if dotted in ("functools.partial",) and args and isinstance(args[0], Func):
                 given = (*((None, arg) for arg in args[1:]), *named.items())
                 return replace(args[0], partial=(*args[0].partial, *given))
+            if dotted == _LOADER and args and "collate_fn" not in named:
+                batches = self._batches(args[0])
+                return Many(batches) if batches is not None else self.external(dotted, args, named, at)
+            if dotted in _PASSES_ON and args:
+                return args[0]
             return self.external(dotted, args, named, at)
         return self._builtin(dotted.removeprefix("builtins."), args)
+
+    def _batches(self, dataset: Value) -> Value | None:
+        """What iterating over a loader of a dataset of the project gives, of which nothing but float64 is kept: NumPy's
+        dtype goes through the collation as it is.
+        """
+        method = self._method_of(dataset.cls, "__getitem__") if isinstance(dataset, Object) else None
+        if method is None:
+            return None
+        item = self.follow(replace(method, bound=dataset), [NUMBER], {}, 0)
+        kept = _doubles(item)
+        return kept if _has_doubles(kept) else None
 
     def _builtin(self, name: str, args: Sequence[Value]) -> Value:
         first = args[0] if args else NOTHING
@@ -207,6 +226,7 @@ class Calls(Evaluation):
         self.heap.setdefault(identity, {})["<args>"] = given
         self.heap[identity].update({**self._defaults(cls, args), **named} if self.fields.defaults(cls) else {})
         found = self.instance(cls, identity, args, named)
+        self.made_here.add(identity)
         told = dtype_of(named["dtype"]) if isinstance(named.get("dtype"), DType) else None
         if told is not None and told.dtypes & HALVES and self.is_module(cls):
             self.casts.setdefault(identity, frozenset({Cast((self.path, at), told.dtypes, identity)}))
@@ -365,6 +385,25 @@ class Calls(Evaluation):
                 return Tensor()
         number = func.function.name == "__init__" or param.name.lower() in OPTIONS
         return Opaque(key, param.name, number=number)
+
+
+def _doubles(value: Value) -> Value:
+    """A value with nothing known but where it holds tensors of float64."""
+    if isinstance(value, Tensor) and value.dtypes == {"float64"}:
+        return Tensor(value.dtypes)
+    if isinstance(value, Items):
+        return Items(tuple(map(_doubles, value.items)))
+    if isinstance(value, Table):
+        return Table(tuple((key, _doubles(inner)) for key, inner in value.items))
+    return NOTHING
+
+
+def _has_doubles(value: Value) -> bool:
+    if isinstance(value, Items):
+        return any(map(_has_doubles, value.items))
+    if isinstance(value, Table):
+        return any(_has_doubles(inner) for _, inner in value.items)
+    return isinstance(value, Tensor)
 
 
 def _recast(value: Value, dtype: DType) -> Value:

@@ -203,8 +203,8 @@ def _listed_as(op: str, device: str) -> str | None:
 
 def _constant_fits(name: str, value: Const, wanted: Mapping[str, object], dtype: str) -> bool:
     """``argument`` (names), ``beyond: finfo.max`` (finite, yet larger than the dtype holds), ``reaches: finfo.max``
-    (as large as it holds), ``inexact: integers`` (beyond those that the dtype holds all of), ``rounds_to`` (another
-    number than itself, in the dtype)."""
+    (as large as it holds), ``at_least`` (a number), ``power_of_two`` (false: it is none), ``inexact: integers`` (beyond
+    those that the dtype holds all of), ``rounds_to`` (another number than itself, in the dtype)."""
     number = value.number
     arguments = wanted.get("argument")
     if number is None or (isinstance(arguments, list) and name not in arguments):
@@ -214,6 +214,10 @@ def _constant_fits(name: str, value: Const, wanted: Mapping[str, object], dtype:
         return math.isfinite(number) and abs(number) > largest
     if wanted.get("reaches") == "finfo.max":
         return math.isfinite(number) and abs(number) == largest
+    if "at_least" in wanted:
+        return number >= float(str(wanted["at_least"]))
+    if "power_of_two" in wanted:
+        return (math.frexp(abs(number))[0] == 0.5) is wanted["power_of_two"]
     if "inexact" in wanted:
         return abs(number) > 2.0 ** {"float16": 11, "bfloat16": 8}.get(dtype, 53)
     target = wanted.get("rounds_to")

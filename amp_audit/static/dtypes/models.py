@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from amp_audit.static.dtypes.arguments import (
     dtype_of,
     finfo,
     flat,
+    is_device,
     layers_in,
     math_result,
     new_tensor,
@@ -30,6 +32,7 @@ from amp_audit.static.dtypes.values import (
     HALVES,
     NOTHING,
     NUMBER,
+    UNKNOWN,
     Const,
     DType,
     Dtypes,
@@ -100,7 +103,10 @@ _NUMPY_FLOATS = frozenset(
         )
     }
 )
-"""Functions of NumPy that make arrays of float64."""
+"""Functions of NumPy, and methods of its generators, that make arrays of float64."""
+_NUMPY_DRAWS = {"normal": 3, "uniform": 3, "random": 1, "standard_normal": 1, "rand": 1, "randn": 1}
+"""Those that give a number where they are given no size: by how many arguments a size is given."""
+_NUMPY_GENERATORS = frozenset({"default_rng", "RandomState", "Generator"})
 _BORN_IN_BFLOAT16 = re.compile(
     r"(^|[/_-])(flan-?t5|u?mt5|byt5|t5|longt5|t0|ul2|pegasus|gemma)([-_.\d]|$)", re.IGNORECASE
 )
@@ -124,6 +130,8 @@ class Models(Operations):
         self.buffers: dict[Hashable, dict[str, Tensor]] = {}
         self.eps: dict[Hashable, float | None] = {}  # of optimizers that add one to a low-precision denominator
         self.around_low: set[Hashable] = set()  # made by a library around a model that is low (adapters)
+        self.made_here: set[Hashable] = set()  # layers of torch and models of the project
+        self.untold: set[Hashable] = set()  # models handed to code, or cast in a way, that cannot be read
         self.fused: set[Hashable] = set()  # optimizers that unscale their gradients themselves
 
     def called_out_of_sight(self, base: Opaque, text: str, args: Sequence[Value], named: Named, at: int) -> Opaque:
@@ -133,6 +141,7 @@ class Models(Operations):
         if base.id in self.models or base.id not in self.libraries:
             own = base.id in self.models and not self.is_partly_low(base.id) and "loss" not in text.lower()
             self.foreign_call("model" if own else "call", args, named, at)
+        self.untold.update(model for value in (*args, *named.values()) for model in _models(value))
         live = self.live
         if base.id in self.models:
             self.note_training()
@@ -181,6 +190,8 @@ class Models(Operations):
             self.note_training()
             self._trained(None)
             return NOTHING
+        if isinstance(base, Opaque) and self.libraries.get(base.id, "").startswith("numpy.random."):
+            return self._numpy(name, args, named, at)
         if isinstance(base, Opaque) and self.libraries.get(base.id, "").startswith(KEEPS_MASTER_WEIGHTS):
             self._managed(args, named)
         if isinstance(base, _MODEL_KINDS):
@@ -233,6 +244,8 @@ class Models(Operations):
                 self.record.frozen.add(base.id)
             return base
         target = cast_target(name, args, named)
+        if name == "apply" or (name in ("to", "type") and (target is None or UNKNOWN in target.dtypes)):
+            self._doubt(base, args, named)
         if target is not None:
             return self._cast(base, target, at)
         if name in _MODEL_SELF:
@@ -244,6 +257,22 @@ class Models(Operations):
         if surface.effect_of(name) is not None:
             return None
         return self.called_out_of_sight(base, name, args, named, at)
+
+    def _doubt(self, base: Layer | Object | Opaque, args: Sequence[Value], named: Named) -> None:
+        """Note that a model may have changed its dtype, unless it only goes to another device."""
+        given = [option for value in (*args, *named.values()) for option in options(value)]
+        plain = (Const, DType)
+        if not all(isinstance(one, plain) or (isinstance(one, Opaque) and is_device(one.text)) for one in given):
+            self.untold.add(base.id)
+
+    def is_as_built(self, model: Hashable) -> bool:
+        if model not in self.made_here or DEFAULT in self.casts or self.in_module():
+            return False
+        return not any(self.inside(model, one) for one in (*self.untold, *self.casts))
+
+    @abc.abstractmethod
+    def in_module(self) -> bool:
+        """Whether the code at hand is a model's own."""
 
     def _cast(self, base: Layer | Object | Opaque, target: DType, at: int) -> Value:
         if not base.id or (isinstance(base, Opaque) and base.origin == "model"):
@@ -330,6 +359,7 @@ class Models(Operations):
             return self._optimizer(dotted, args, named, at)
         if dotted.startswith("torch.nn.") and last in surface.LAYERS:
             self._measure(last, args, named, at)
+            self.made_here.add((self.path, at))
             return self._born(Layer((self.path, at), surface.LAYERS[last]), named, at)
         container = self._container(dotted, args, at)
         if container is not None:
@@ -372,8 +402,13 @@ class Models(Operations):
         """An array of NumPy, whose floats are float64 unless it is told otherwise; or a tensor made one."""
         if name in ("asarray", "array", "ascontiguousarray") and args and isinstance(args[0], Tensor):
             return self.apply("numpy", args[:1], {}, at)
+        if name in _NUMPY_GENERATORS:
+            self.libraries[self.path, at] = f"numpy.random.{name}"
+            return Opaque((self.path, at), name)
         if name not in _NUMPY_FLOATS:
             return NOTHING
+        if name in _NUMPY_DRAWS and len(args) < _NUMPY_DRAWS[name] and not named.keys() & {"size", "dtype"}:
+            return NUMBER
         return Tensor(dtype_of(named["dtype"]).dtypes if "dtype" in named else frozenset({"float64"}))
 
     def _loaded(self, name: str, named: Named, at: int) -> None:
@@ -402,6 +437,8 @@ class Models(Operations):
             if told is not None and isinstance(option, _MODEL_KINDS) and not told.dtypes & HALVES:
                 self._cast(option, told, at)
         self.libraries[self.path, at] = dotted
+        if not dotted.startswith(("torch.", "builtins.")):
+            self.untold.update(model for value in (*args, *named.values()) for model in _models(value))
         if any(self.is_partly_low(model) for value in args for model in _models(value)):
             self.around_low.add((self.path, at))
         first = args[0] if args else NOTHING
@@ -442,6 +479,7 @@ class Models(Operations):
         if dotted == "torch.nn.Sequential":
             parts = tuple(layers_in(args))
             self.heap.setdefault((self.path, at), {})["<parts>"] = Items(parts)
+            self.made_here.add((self.path, at))
             return Layer((self.path, at), "sequential", parts)
         if dotted == "torch.nn.ModuleList":
             return args[0] if args and isinstance(args[0], (Items, Many)) else Many(NOTHING) if args else Items(())

@@ -35,6 +35,8 @@ from amp_audit.static.dtypes.values import (
 )
 
 _ANY_TENSOR = Tensor()
+_STATEFUL = frozenset({"lstm", "gru", "rnn", "lstm_cell", "gru_cell"})
+"""Layers that take their state as the second argument."""
 DEFAULT = "<default dtype>"
 """The key under which ``casts`` holds the default dtype, where it is low."""
 
@@ -203,7 +205,7 @@ class Operations(abc.ABC):
         return Tensor(first.dtypes)
 
     def _listed(self, name: str, tensors: list[Tensor]) -> Dtypes:
-        counted = tensors[:1] if name in ("cross_entropy", "nll_loss") else tensors  # targets are classes
+        counted = tensors[:1] if name in ("cross_entropy", "nll_loss", "ctc_loss") else tensors  # targets are classes
         sets = [tensor.dtypes for tensor in counted]
         own = promote(sets)
         region = self.live
@@ -297,13 +299,26 @@ class Operations(abc.ABC):
                 value = self._through(part, value, at)
             self.weights.pop()
             return value
-        inputs = list(args[:2] if layer.op.endswith(("loss", "entropy", "logits")) else args[:1])
-        if own == ANY and any(tensor.origin == "region" for tensor in map(as_tensor, inputs) if tensor is not None):
-            own = FLOAT32  # a program that uses autocast keeps its weights in float32
+        inputs = list(
+            args[:2] if layer.op.endswith(("loss", "entropy", "logits")) or layer.op in _STATEFUL else args[:1]
+        )
+        if own == ANY and any(self._tells_weights(tensor, layer) for tensor in map(as_tensor, inputs) if tensor):
+            own = FLOAT32
         weighted = [Tensor(own)] if layer.op in surface.WEIGHTED else []
         if layer.op == "embedding":
             return weighted[0]
         return self.apply(layer.op, [*inputs, *weighted], {}, at)
+
+    def _tells_weights(self, tensor: Tensor, layer: Layer) -> bool:
+        """Whether the weights of a layer that was not cast are float32: a program that uses autocast keeps them so, and
+        a layer that the code at hand built and holds is as it was built. What a model does to its own layers, whoever
+        calls it may have cast them.
+        """
+        return tensor.origin == "region" or (tensor.origin in ("cast", "weights") and self.is_as_built(layer.id))
+
+    @abc.abstractmethod
+    def is_as_built(self, model: Hashable) -> bool:
+        """Whether the code at hand built a model, in float32, and did nothing since that may have changed it."""
 
     def _through(self, part: Value, value: Value, at: int) -> Value:
         if not isinstance(part, Many):

@@ -199,6 +199,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "setitem": ("value",),
     "arange": ("start", "end"),
     "index_put": ("indices", "value"),
+    "stft": ("n_fft", "hop_length", "win_length", "window"),
 }
 """The parameters after the tensor, of ops that take a constant in the tensor's dtype."""
 
@@ -290,6 +291,7 @@ _LAYERS: Mapping[str, str] = {
     "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
     "cross_entropy": "CrossEntropyLoss",
     "nll_loss": "NLLLoss",
+    "ctc_loss": "CTCLoss",
     "mse_loss": "MSELoss",
     "l1_loss": "L1Loss",
     "smooth_l1_loss": "SmoothL1Loss",

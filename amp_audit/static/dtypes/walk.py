@@ -13,11 +13,14 @@ from functools import reduce
 from typing import Any, get_args
 
 from amp_audit.static.binding import project
+from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.calls import Calls
 from amp_audit.static.dtypes.evaluate import ARITHMETIC, Frame, has_decorator, region_of
 from amp_audit.static.dtypes.ops import Entry, Loop
 from amp_audit.static.dtypes.record import Cast
 from amp_audit.static.dtypes.values import (
+    FLOAT32,
+    HALVES,
     NOTHING,
     Const,
     Func,
@@ -25,6 +28,7 @@ from amp_audit.static.dtypes.values import (
     Layer,
     Many,
     Object,
+    Params,
     Region,
     Tensor,
     Value,
@@ -51,6 +55,8 @@ _SUBJECT = re.compile(f"{_PRECISION_WORD.pattern}|{_SWITCH.pattern}", re.IGNOREC
 _FULL = frozenset({"none", "no", "off", "full", "single", "float", "false", ""})
 """How programs name the choice of full precision, beside what has a 32 in it."""
 
+
+_ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 
 _HANDLERS = {kind: f"_on_{kind.__name__.lower()}" for kind in get_args(ir.Stmt)}
 
@@ -156,7 +162,31 @@ class Walk(Calls):
     def _on_assign(self, node: ir.Assign) -> None:
         value = self.eval(node.value)
         for target in node.targets:
+            if isinstance(target, ir.Attr) and target.name == "grad":
+                self._handed_gradient(target, node)
             self.bind(target, value, node.at)
+
+    def _handed_gradient(self, target: ir.Attr, node: ir.Assign) -> None:
+        """Note that a parameter gets the gradient of another one as its own: ``master.grad = p.grad``."""
+        source = _moved(node.value)
+        if not isinstance(source, ir.Attr) or source.name != "grad":
+            return
+        given, taker = self._as_parameter(self.eval(source.base)), self._as_parameter(self.eval(target.base))
+        if given is not None and taker is not None:
+            self._use("assign_grad", given, (), [given, taker], node.at)
+
+    def _as_parameter(self, value: Value) -> Tensor | None:
+        """A parameter in the one dtype that is known of it: that of its models, which were cast or are as they were
+        built; or of a copy.
+        """
+        if isinstance(value, Tensor):
+            return value if len(value.dtypes) == 1 else None
+        if not isinstance(value, Params) or value.of & self.record.unsettled:
+            return None
+        if all(self.is_as_built(owner) and not self.is_partly_low(owner) for owner in value.of):
+            return Tensor(FLOAT32)
+        found = self.tensor_of(value)
+        return found if found is not None and found.dtypes <= HALVES and len(found.dtypes) == 1 else None
 
     def _on_augment(self, node: ir.Augment) -> None:
         before, value = self.eval(node.target), self.eval(node.value)
@@ -166,6 +196,8 @@ class Walk(Calls):
         op = ARITHMETIC.get(node.op)
         if op == "add" and isinstance(node.target, ir.Name):
             self._accumulated(node.target.id, before, value, node.at)
+        elif op == "add" and isinstance(node.target, ir.Attr):
+            self._metered(self.eval(node.target.base), before, node.at)
         if isinstance(before, Tensor) and op is not None:
             self.apply(f"{op}_", [before, value], {}, node.at)
             return
@@ -180,13 +212,15 @@ class Walk(Calls):
         grown = isinstance(start, Const) and start.number == 0 and before != start  # not set to 0 in this round
         if grown and added is not None and added.low:
             self.notice("accumulate", added, at)
-        if (
-            isinstance(start, Tensor)
-            and before is start
-            and start.low
-            and start.last in ("zeros", "zeros_like", "new_zeros")
-        ):
+        if isinstance(start, Tensor) and before is start and start.low and start.last in _ZEROS:
             self.notice("accumulate", start, at)
+
+    def _metered(self, holder: Value, before: Value, at: int) -> None:
+        """Note a sum that an object keeps over calls of a method, begun as zeros where it was made."""
+        frame = self.frame
+        own = isinstance(holder, Object) and holder == frame.bound and not frame.setup and not self.in_module()
+        if own and isinstance(before, Tensor) and before.dtypes <= HALVES and before.last in _ZEROS:
+            self.notice("accumulate", before, at)
 
     def _on_return(self, node: ir.Return) -> bool:
         self.frame.returns.append(self.eval(node.value) if node.value is not None else Const.of(None))
@@ -328,6 +362,13 @@ class Walk(Calls):
         self.eval(node.subject)
         arms: list[tuple[Sequence[ir.Stmt], bool]] = [(case.body, True) for case in node.cases]
         return self._fork([*arms, ((), True)])
+
+
+def _moved(node: ir.Expr) -> ir.Expr:
+    """What an expression copies or moves, without changing its dtype."""
+    while isinstance(node, ir.Call) and isinstance(node.func, ir.Attr) and node.func.name in surface.MOVES:
+        node = node.func.base
+    return node.base if isinstance(node, ir.Attr) and node.name == "data" else node
 
 
 def _runs(iterated: Value, item: Value) -> bool:

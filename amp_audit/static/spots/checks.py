@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule
-from amp_audit.static.binding.dicts import unpacked
 from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.binding.project import Project
 from amp_audit.static.raw import RawFinding, RawStep
@@ -104,7 +103,7 @@ def _guards(body: Sequence[ir.Stmt]) -> dict[int, tuple[str, bool]]:
 
 def mixed_precision(call: ir.Call, where: Where, origins: Origins) -> str | None:
     """The literal ``mixed_precision`` of an Accelerator; None when it is decided elsewhere."""
-    args = unpacked(call, where, origins).args
+    args = origins.unpacked(call, where).args
     given = next((arg.value for arg in args if arg.keyword == "mixed_precision"), None)
     if given is None:
         return None

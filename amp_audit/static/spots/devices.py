@@ -51,6 +51,17 @@ def _conditions(module: ir.Module) -> Iterator[tuple[ir.Expr, tuple[set[str], se
             for part in walk(expression):
                 if isinstance(part, ir.IfExp):
                     yield part.test, (_literals([part.body]), _literals([part.orelse]))
+        if isinstance(node, ir.Function):
+            yield from _returns(node)
+
+
+def _returns(function: ir.Function) -> Iterator[tuple[ir.Expr, tuple[set[str], set[str]]]]:
+    """The first test of a function that asks for a device and gives one or another back."""
+    own = [*statements(function.body)]
+    test = next((node.test for node in own if isinstance(node, ir.If) and "is_available" in words_in(node.test)), None)
+    returned = _literals(node.value for node in own if isinstance(node, ir.Return) and node.value is not None)
+    if test is not None and "cuda" in returned:
+        yield test, ({"cuda"}, returned - {"cuda"})
 
 
 def _is_boilerplate(node: ir.If) -> bool:

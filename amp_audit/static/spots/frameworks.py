@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule
-from amp_audit.static.binding.dicts import is_dict, unpacked
+from amp_audit.static.binding.dicts import is_dict
 from amp_audit.static.binding.origins import Origin, Origins, Where
 from amp_audit.static.binding.project import ClassRef, Project, Scope
 from amp_audit.static.binding.signatures import SCALERS, argument
@@ -68,7 +68,7 @@ def _trainers(module: ir.Module, project: Project, origins: Origins) -> Iterator
         for where, body in spaces(module):
             for call in calls(body):
                 if project.called(module, call.func, where.scope) == TRAINER:
-                    yield unpacked(call, where, origins), where
+                    yield origins.unpacked(call, where), where
 
 
 def _lightning_classes(module: ir.Module, project: Project) -> Iterator[ClassRef]:
@@ -288,7 +288,7 @@ def _fp16_arguments(project: Project, origins: Origins) -> RawStep | None:
 
 
 def _asks_for_fp16(call: ir.Call, where: Where, origins: Origins) -> bool:
-    return any(arg.keyword == "fp16" and _is_true(arg.value) for arg in unpacked(call, where, origins).args)
+    return any(arg.keyword == "fp16" and _is_true(arg.value) for arg in origins.unpacked(call, where).args)
 
 
 def _is_true(expr: ir.Expr) -> bool:
@@ -342,7 +342,7 @@ def _loads_half(call: ir.Expr | None, where: Where, project: Project, origins: O
     """``X.from_pretrained(..., torch_dtype=torch.float16)`` without quantization."""
     if not isinstance(call, ir.Call) or method(call) != "from_pretrained":
         return False
-    call = unpacked(call, where, origins)
+    call = origins.unpacked(call, where)
     if any(arg.keyword in ("load_in_8bit", "load_in_4bit", "quantization_config") for arg in call.args):
         return False
     given = next((arg.value for arg in call.args if arg.keyword in ("torch_dtype", "dtype")), None)

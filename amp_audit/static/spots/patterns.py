@@ -27,7 +27,6 @@ from typing import Any
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule, Rulebook
-from amp_audit.static.binding.dicts import unpacked
 from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.binding.project import Project, Scope
 from amp_audit.static.binding.signatures import UNSURE, argument
@@ -103,7 +102,7 @@ class _Calls:
 
     def _with_keywords(self, site: Site) -> Site:
         """A site whose call has the keywords of the dicts that it unpacks."""
-        call = unpacked(site.call, site.where, self.origins)
+        call = self.origins.unpacked(site.call, site.where)
         return site if call is site.call else replace(site, call=call)
 
     def _name(self, site: Site, may_scale: bool) -> str | None:
