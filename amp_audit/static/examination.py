@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +56,7 @@ class _Outcome:
     findings: list[Finding] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    asked: Set[str] = frozenset()
 
     def run(self) -> Project | None:
         self.skipped = self.selection.skipped
@@ -73,6 +74,7 @@ class _Outcome:
         )
         asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
         builder = Builder(project, thorough=self.options.thorough)
+        self.asked = asked.keys()
         self.findings += present(self._raw(project), files, asked, self.book, builder.of)
         self.notes += builder.notes
         self.checked = len(asked.keys() - self.failed)
@@ -151,14 +153,14 @@ def _internal(detector: str, root: str) -> str:
 
 
 def _patterns(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
-    found, failures = patterns.find(project, book)
+    found, failures = patterns.find(project, book, outcome.asked)
     outcome.notes += failures
     outcome.failed.update(failures)
     return found
 
 
 def _paths(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
-    found, unfinished = paths.find(project, book)
+    found, unfinished = paths.find(project, book, outcome.asked)
     outcome.notes += unfinished
     return found
 

@@ -191,3 +191,17 @@ def test_an_entry_without_hazards_answers_what_another_asks() -> None:
         found[text + stepping] = {raw.rule.id for raw in paths.find(project(main=source + stepping), BOOK)[0]}
     assert "AMP201" in found["optimizer.step()"]
     assert found["pass"] == set()
+
+
+def test_of_files_that_are_context_only_those_entries_are_walked_that_go_through_one_asked_for() -> None:
+    unused = "import torch\nfrom torch.nn.utils import clip_grad_norm_\n"
+    wrong = TRAINING.replace("scaler.step(optimizer)", "clip_grad_norm_(model.parameters(), 1.0)\n        {}")
+    wrong = unused + wrong.format("scaler.step(optimizer)")
+    main = "from train import train\ndef entry(m, o, d):\n    train(m, o, d)"
+    read = project(main=main, train=wrong, other=wrong)
+    whole = [raw for raw in paths.find(read, BOOK)[0] if raw.path == "/project/train.py"]
+    asked = [raw for raw in paths.find(read, BOOK, {"/project/train.py"})[0] if raw.path == "/project/train.py"]
+    assert asked == whole
+    assert "AMP202" in {raw.rule.id for raw in asked}
+    walked = paths._Surveyor(read, BOOK).survey({"/project/train.py"}).followed
+    assert {path for path, _ in walked} == {"/project/main.py", "/project/train.py"}

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,14 +46,18 @@ _SCALER = "torch.amp.GradScaler"
 _METHODS = frozenset({"scale", "step", "update", "unscale_", "backward"})
 
 
-def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]:
-    """Findings of all ``call`` and ``check`` detectors, and a note for each module in which one failed."""
+def find(project: Project, book: Rulebook, asked: Container[str] | None = None) -> tuple[list[RawFinding], list[str]]:
+    """Findings of all ``call`` and ``check`` detectors in the files asked for (None: in all), and a note for each
+    module in which one failed.
+    """
     calls, configs = _Calls(project, book), Configs(project, book)
     settings = _Settings(project, book, calls.origins)
     checks = [(rule, detector, _function(detector)) for rule, detector in book.detectors("static", "check")]
     found: list[RawFinding] = []
     notes: list[str] = []
     for module in project.modules.values():
+        if asked is not None and module.path not in asked:
+            continue
         try:
             found += calls.of(module)
             found += settings.of(module)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field, replace
 
 from amp_audit import events
@@ -73,9 +73,11 @@ class Survey:
     fuel: int = walk.PROJECT_FUEL
 
 
-def find(project: Project, book: Rulebook) -> tuple[list[RawFinding], list[str]]:
-    """Findings of the rules' event detectors on all paths, and what could not be walked to the end."""
-    survey = _Surveyor(project, book).survey()
+def find(project: Project, book: Rulebook, asked: Set[str] | None = None) -> tuple[list[RawFinding], list[str]]:
+    """Findings of the rules' event detectors on all paths, and what could not be walked to the end. Of those outside of
+    the files asked for (None: all), there may be some or none.
+    """
+    survey = _Surveyor(project, book).survey(asked)
     return list(_findings(survey.entries)), [entry.note for entry in survey.entries if entry.note]
 
 
@@ -94,14 +96,17 @@ class _Surveyor:
         self.known = _spoken_of_halves(frozenset().union(*(module.words for module in self.modules)))
         self.known |= bounds(book, "static", project.newest_torch)
 
-    def survey(self) -> Survey:
-        """Walk the entries that may end in a hazard, then those that have a say in whether one stands."""
+    def survey(self, asked: Set[str] | None = None) -> Survey:
+        """Walk the entries that may end in a hazard in the files asked for, then those that have a say in whether one
+        stands.
+        """
         scripts: list[Start] = [(module, None, None) for module in self.modules]
         orphans = [(module, *orphan) for module in self.modules for orphan in _orphans(module, self.heat)]
         orphans.sort(key=lambda orphan: not self.heat.itself(orphan[1]))
         hazardous, idle = list[Start](), list[Start]()
         for start in (*scripts, *orphans):
-            (hazardous if self.reach.hazardous(*start) else idle).append(start)
+            wanted = self.reach.hazardous(*start) and (asked is None or not asked.isdisjoint(self.reach.paths([start])))
+            (hazardous if wanted else idle).append(start)
         reached = self.reach.paths(hazardous)
         self.done.deciding = deciding([module for module in self.modules if module.path in reached], self.heat)
         for start in hazardous:
