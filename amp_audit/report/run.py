@@ -106,6 +106,9 @@ def _precision(run: Summary, root: Path, limit: int) -> Iterator[RenderableType]
         yield table
     if run.saved is not None:
         yield from _saved(run.saved, limit)
+    if run.allocated:
+        peaks = ", ".join(f"{device} {size(peak)}" for device, peak in run.allocated)
+        yield Text(f"GPU memory allocated at most: {peaks}")
     if run.float32:
         yield Text("float32 under autocast, and float32 matmuls anywhere, heaviest first", style="dim")
         yield Text(f"(by FLOPs or bytes moved: {BALANCE:g} FLOPs weigh as much as a byte)", style="dim")

@@ -185,6 +185,7 @@ class Summary:
     casts: tuple[CastTotal, ...] = ()
     times: Times | None = None
     saved: Saved | None = None
+    allocated: tuple[tuple[str, int], ...] = ()
     float32: tuple[HotOp, ...] = ()
     scales: Mapping[str, tuple[ScalePoint, ...]] | None = None
     underflow: tuple[Underflow, ...] = ()
@@ -223,6 +224,7 @@ def summarize(traces: Sequence[Trace]) -> Summary:
         work=_work(rows),
         casts=_casts(casts),
         times=_times(step for trace in trained for step in trace.steps),
+        allocated=_allocated(trained),
         saved=max(filter(None, map(_saved, trained)), key=lambda saved: saved.bytes, default=None),
         float32=_float32(rows),
         scales=_scales(first.steps),
@@ -279,6 +281,17 @@ def _times(steps: Iterable[StepRecord]) -> Times | None:
     if not timed:
         return None
     return Times(tuple((dtype, spent[dtype]) for dtype in (*_WIDTHS, "other") if spent[dtype]), casts, timed)
+
+
+def _allocated(traces: Iterable[Trace]) -> tuple[tuple[str, int], ...]:
+    """The largest peak of each GPU's memory; ranks name the GPUs of their own machine."""
+    peaks: Counter[str] = Counter()
+    for trace in traces:
+        for step in trace.steps:
+            for number in step.numbers:
+                if number.name == "allocated" and number.subject:
+                    peaks[number.subject] = max(peaks[number.subject], int(number.values["peak"] or 0))
+    return tuple(sorted(peaks.items()))
 
 
 def _saved(trace: Trace) -> Saved | None:

@@ -26,10 +26,11 @@ Sums = dict[tuple[str, str], list[int]]  # by module and dtype: bytes, tensors
 
 
 class Saved:
-    """A ``Part``: on deep steps Numbers ``saved``, of the moment of the step at which most was kept.
+    """A ``Part``: on deep steps Numbers ``saved``, of the moment of the step at which most was kept, and ``allocated``.
 
     ``maker``: the module in which the operator of an autograd node ran, None when it was not seen. ``owned``: the
-    parameters and buffers of all modules, whose memory is there anyway.
+    parameters and buffers of all modules, whose memory is there anyway. ``allocates``: whether a GPU that is there is
+    a real one.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Saved:
         scene: Scene,
         maker: Callable[[Any], str | None],
         owned: Callable[[], Iterable[torch.Tensor]],
+        allocates: bool = True,
     ) -> None:
         self._host = host
         self._scene = scene
         self._maker = maker
         self._owned = owned
+        self._allocates = allocates
         self._deep = False
         self._most = -1
         self._sums: Sums = {}
@@ -52,7 +55,7 @@ class Saved:
 
     def step_begin(self, *, deep: bool) -> None:
         """A recorded step begins."""
-        self._deep = deep and _TELLS
+        self._deep = deep
         if deep and not _TELLS:
             self._host.unobserved("bytes saved for backward, which this torch does not tell")
         self._most, self._sums, self._packed, self._roots = -1, {}, 0, []
@@ -62,14 +65,26 @@ class Saved:
         for (module, dtype), (amount, count) in sorted(self._sums.items()):
             values: dict[str, float | int | None] = {"bytes": amount, "tensors": count}
             self._host.number(Number("saved", subject=module, dtype=dtype, values=values))
+        if self._deep:
+            self._tell_allocated()
         if self._packed:
             self._host.unobserved("saved tensors that a hook keeps elsewhere or makes again (checkpoint)", self._packed)
         self._deep = False
         self._most, self._sums, self._packed, self._roots = -1, {}, 0, []
 
+    def _tell_allocated(self) -> None:
+        """What each GPU's allocator says, which waits for nothing. The peak is since the program last set it back."""
+        if not self._allocates or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        for index in range(torch.cuda.device_count()):
+            peak = torch.cuda.max_memory_allocated(index)
+            if peak:
+                values: dict[str, float | int | None] = {"peak": peak, "now": torch.cuda.memory_allocated(index)}
+                self._host.number(Number("allocated", subject=f"cuda:{index}", values=values))
+
     def before_backward(self, roots: Sequence[torch.Tensor], *, nested: bool) -> None:
         """A backward begins; a ``nested`` one inside another, which has let go of what it needs no more."""
-        if not self._deep:
+        if not self._deep or not _TELLS:
             return
         references = [weakref.ref(root) for root in roots]
         self._roots = [*self._roots, *references] if nested else references

@@ -120,7 +120,8 @@ class Session:
         self.recording.observe(Numerics(self, self.signals, lambda: self.recording.compiled.hidden))
         self.recording.add(Weights(self, self.signals))
         self.recording.add(Health(self, self.signals))
-        self.recording.add(Saved(self, self.signals, self.recording.maker, self.places.modules.owned))
+        owned, real = self.places.modules.owned, self.config.emulate is None
+        self.recording.add(Saved(self, self.signals, self.recording.maker, owned, real))
 
     def died(self, error: BaseException) -> None:
         """An error that the program did not catch ends what is recorded."""

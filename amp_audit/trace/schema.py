@@ -146,6 +146,8 @@ class Number:
     range             per op and line, forward, ``dtype`` float16, from 2**8 on: the largest finite magnitude, elements
     saved             what autograd kept for the backward pass when most was kept in the step, by module (``subject``)
                       and ``dtype``: bytes of memory, each counted once, without parameters and buffers; tensors
+    allocated         per GPU (``subject``), bytes by torch's allocator at the end of a deep step: now, and peak since
+                      the program last set that back
     raised            an op that raised; ``subject`` is the first line of the error, ``dtype`` its first tensor's;
                       without ``op`` the error that ended the program, ``subject`` beginning with its type
     closure           a scaler.step with a closure: backwards inside it

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from amp_audit.report.summary import summarize
 from amp_audit.runtime.saved import _TELLS
 from tests.runtime import programs
 from tests.runtime.recording import every_step_deep, notes, numbers, recorded
@@ -232,3 +233,16 @@ def test_nothing_is_kept_alive(tmp_path: Path) -> None:
 
     assert told(run, tmp_path)
     assert len(alive) == 2
+
+
+def test_the_allocator_of_a_gpu_is_asked_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda index: 3 * 2**20 * (index == 0))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 2**20)
+    with every_step_deep():
+        trace = recorded(train(gpt, steps=2), tmp_path)
+    told_ = numbers(trace, "allocated")
+    assert {(n.subject, n.values["peak"], n.values["now"]) for n in told_} == {("cuda:0", 3 * 2**20, 2**20)}
+    assert summarize([trace]).allocated == (("cuda:0", 3 * 2**20),)
