@@ -36,6 +36,8 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "torch.autograd.detect_anomaly": ("check_nan",),
     "torch.nn.utils.clip_grad_norm_": ("parameters", "max_norm", "norm_type", "error_if_nonfinite", "foreach"),
     "torch.set_float32_matmul_precision": ("precision",),
+    "torch.distributed.fsdp.MixedPrecision": ("param_dtype", "reduce_dtype", "buffer_dtype"),
+    "torch.distributed.fsdp.MixedPrecisionPolicy": ("param_dtype", "reduce_dtype", "output_dtype"),
 }
 """``step`` takes ``*args``; the first of them is the optimizer's closure."""
 

@@ -132,6 +132,11 @@ class Operations(abc.ABC):
             return Many(NUMBER)
         parts = map(self.tensor_of, self._tensor_arguments(name, args, named))
         tensors = [part for part in parts if part is not None]
+        out = self.tensor_of(named["out"]) if "out" in named and effect != "factory" else None
+        if out is not None:
+            if region is not None and surface.kind_of(name, device) == "lower":
+                self.notice("out", out, at, name)
+            return named["out"]
         numbers = (*numbers_of(name, args, named), *_filling(op, name, tensors))
         result = self._result(op, name, effect, tensors, args, named, numbers)
         listed = region is not None and effect == "listed"

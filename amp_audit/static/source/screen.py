@@ -17,7 +17,7 @@ from amp_audit.static.source.suppress import MARK
 
 _STRONG = (
     rb"autocast|GradScaler|grad_scaler|unscale_|amp\b(?<!\wamp)|apex\b|mixed_precision|deepspeed|lightning"
-    rb"|accelerate\b|Accelerator\b|caler\s*\.\s*(?:scale|step|update)\b"
+    rb"|accelerate\b|Accelerator\b|AmpOptimWrapper\b|caler\s*\.\s*(?:scale|step|update)\b"
 )
 """Words that any rule may rest on; those of ``call`` detectors are added from the rule files.
 

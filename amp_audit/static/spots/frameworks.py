@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from amp_audit.model import Confidence
+from amp_audit.model import Confidence, Severity
 from amp_audit.rulebook import Detector, Rule
-from amp_audit.static.binding.dicts import is_dict
+from amp_audit.static.binding.dicts import entries, is_dict
 from amp_audit.static.binding.origins import Origin, Origins, Where
 from amp_audit.static.binding.project import ClassRef, Project, Scope
 from amp_audit.static.binding.signatures import SCALERS, argument
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import statements, walk
+from amp_audit.static.source.traverse import parts, statements, walk
 from amp_audit.static.spots.checks import ACCELERATOR, mixed_precision
 from amp_audit.static.spots.configs import lookup
 from amp_audit.static.spots.prepared import Prepared, depends, graph_names, identities
@@ -144,6 +144,7 @@ def double_scaling(
             yield from look.in_lightning(ref, precision)
     yield from look.in_trainers()
     yield from look.beside_accelerators()
+    yield from look.in_configs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +243,16 @@ class _Look:
                     message = "the Accelerator scales the loss already: a second GradScaler scales it twice"
                     yield self.finding(call.at, message, sure)
 
+    def in_configs(self) -> Iterator[RawFinding]:
+        """An optimizer wrapper of mmengine that scales the loss of a run in bfloat16."""
+        if self.module.words.isdisjoint(("optim_wrapper", "AmpOptimWrapper")):
+            return
+        for part in parts(self.module.body, into=True):
+            said = {key: value.value for key, value in entries(part) if isinstance(value, ir.Const)}
+            if said.get("type") == "AmpOptimWrapper" and said.get("dtype") == "bfloat16" and said.get("loss_scale"):
+                message = "the wrapper scales the loss of a run in bfloat16, which has the range of float32"
+                yield replace(self.finding(part.at, message, Confidence.HIGH), severity=Severity.WARNING)
+
     def _prepares(self, call: ir.Call, where: Where) -> list[tuple[ir.Call, Where]]:
         if method(call) != "prepare" or not isinstance(call.func, ir.Attr):
             return []
@@ -295,6 +306,10 @@ def _is_true(expr: ir.Expr) -> bool:
     return isinstance(expr, ir.Const) and expr.value is True
 
 
+def _is_false(expr: ir.Expr) -> bool:
+    return isinstance(expr, ir.Const) and expr.value is False
+
+
 def half_loaded(
     rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
 ) -> Iterator[RawFinding]:
@@ -339,7 +354,14 @@ def _trained(
 
 
 def _loads_half(call: ir.Expr | None, where: Where, project: Project, origins: Origins) -> bool:
-    """``X.from_pretrained(..., torch_dtype=torch.float16)`` without quantization."""
+    """``X.from_pretrained(..., torch_dtype=torch.float16)`` without quantization; the same with adapters around it that
+    PEFT is told to leave in the dtype of the weights.
+    """
+    if isinstance(call, ir.Call) and project.called(where.module, call.func, where.scope) == "peft.get_peft_model":
+        kept = any(arg.keyword == "autocast_adapter_dtype" and _is_false(arg.value) for arg in call.args)
+        base = next((arg.value for arg in call.args if arg.keyword in (None, "model") and not arg.star), None)
+        made = origins.of(base, where) if kept and base is not None else []
+        return bool(made) and all(_loads_half(one.expr, one.where, project, origins) for one in made)
     if not isinstance(call, ir.Call) or method(call) != "from_pretrained":
         return False
     call = origins.unpacked(call, where)
