@@ -52,6 +52,7 @@ from amp_audit.static.dtypes.values import (
     join,
     options,
 )
+from amp_audit.static.source.names import BORN_IN_BFLOAT16
 
 KEEPS_MASTER_WEIGHTS = (
     "deepspeed",
@@ -107,10 +108,6 @@ _NUMPY_FLOATS = frozenset(
 _NUMPY_DRAWS = {"normal": 3, "uniform": 3, "random": 1, "standard_normal": 1, "rand": 1, "randn": 1}
 """Those that give a number where they are given no size: by how many arguments a size is given."""
 _NUMPY_GENERATORS = frozenset({"default_rng", "RandomState", "Generator"})
-_BORN_IN_BFLOAT16 = re.compile(
-    r"(^|[/_-])(flan-?t5|u?mt5|byt5|t5|longt5|t0|ul2|pegasus|gemma)([-_.\d]|$)", re.IGNORECASE
-)
-"""Names of pretrained models whose activations go beyond float16, being trained in bfloat16 on TPUs."""
 _HALF_PROOF = re.compile(r"t5|t0|ul2", re.IGNORECASE)
 """Those whose loader keeps the overflowing weights in float32, which autocast undoes."""
 _VECTORS = surface.REDUCTIONS | surface.LOSSES
@@ -413,7 +410,7 @@ class Models(Operations):
 
     def _loaded(self, name: str, named: Named, at: int) -> None:
         """``from_pretrained(name)`` of a model that was trained in bfloat16."""
-        if not _BORN_IN_BFLOAT16.search(name):
+        if not BORN_IN_BFLOAT16.search(name):
             return
         self.born_in_bfloat16[self.path, at] = (name, (self.path, at))
         told = told_dtype(named) or told_dtype({"dtype": named["torch_dtype"]} if "torch_dtype" in named else {})

@@ -38,7 +38,7 @@ from amp_audit.static.dtypes.values import (
     options,
 )
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import words_in
+from amp_audit.static.source.traverse import walk, words_in
 
 _FUEL = 20_000
 """Statements per entry; a walk that needs more ends where it is."""
@@ -255,9 +255,17 @@ class Walk(Calls):
         known = self.truth(node.test)
         if known is not None:
             return self.block(node.body if known else node.orelse)
-        self.eval(node.test)
+        if self._is_on_device(self.eval(node.test), node.test):
+            self.synchronised(NOTHING, node.test.at)
         low_arm = _precision_arm(node.test)
         return self._fork([(node.body, low_arm in (None, "yes")), (node.orelse, low_arm in (None, "no"))])
+
+    def _is_on_device(self, value: Value, test: ir.Expr) -> bool:
+        """Whether a condition is a tensor computed from what a model gave, so that its truth has to be waited for."""
+        if not isinstance(value, Tensor):
+            return False
+        held = (self.eval(part) for part in walk(test) if isinstance(part, ir.Name))
+        return any(isinstance(one, Tensor) and (one.low or one.dtypes == FLOAT32) and one.last != "" for one in held)
 
     def _fork(self, arms: Sequence[tuple[Sequence[ir.Stmt], bool]]) -> bool:
         """Run each arm from here; go on with what those that do not end have in common. Arms that are run in another

@@ -13,6 +13,7 @@ from amp_audit.static.binding.project import ClassRef, Project, Scope
 from amp_audit.static.binding.signatures import SCALERS, argument
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
+from amp_audit.static.source.names import BORN_IN_BFLOAT16
 from amp_audit.static.source.traverse import parts, statements, walk
 from amp_audit.static.spots.checks import ACCELERATOR, mixed_precision
 from amp_audit.static.spots.configs import lookup
@@ -349,7 +350,8 @@ def _trained(
     if method(call) == "prepare" and isinstance(call.func, ir.Attr) and call.args and not call.args[0].star:
         made = origins.constructors(call.func.base, where, ACCELERATOR) or []
         if made and all(mixed_precision(each, at, origins) == "fp16" for each, at in made):
-            return call.args[0].value, RawStep(module.path, call.at, "prepared with mixed_precision fp16")
+            accelerator, at = made[0]
+            return call.args[0].value, RawStep(at.module.path, accelerator.at, "trains with mixed_precision fp16")
     return None, None
 
 
@@ -375,6 +377,35 @@ def _loads_half(call: ir.Expr | None, where: Where, project: Project, origins: O
         if o.expr is not None
     }
     return bool(words) and words <= _HALVES
+
+
+# AMP506
+
+
+def born_in_bfloat16(
+    rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
+) -> Iterator[RawFinding]:
+    """A model that was trained in bfloat16, handed to a Trainer or an Accelerator that trains in float16."""
+    if "from_pretrained" not in module.words:
+        return
+    for where, body in spaces(module):
+        for call in calls(body):
+            model, step = _trained(call, where, module, project, origins)
+            for made in origins.of(model, where) if model is not None and step is not None else ():
+                name = _loaded(made)
+                if step is not None and name is not None and BORN_IN_BFLOAT16.search(name):
+                    message = f"{name} was trained in bfloat16 and is trained in float16"
+                    load = RawStep(made.where.module.path, made.expr.at if made.expr else 0, "it is loaded here")
+                    yield RawFinding(rule, step.path, step.at, message, Confidence.HIGH, detector.severity, (load,))
+
+
+def _loaded(made: Origin) -> str | None:
+    """The name in ``X.from_pretrained("name")``."""
+    call = made.expr
+    if not isinstance(call, ir.Call) or method(call) != "from_pretrained" or not call.args:
+        return None
+    first = call.args[0].value
+    return first.value if isinstance(first, ir.Const) and isinstance(first.value, str) else None
 
 
 # AMP805

@@ -71,7 +71,7 @@ class ByHand(Contexts):
             self.walker.emit(world, Event(Kind.LOSS_READ, scaler=value.scaled), at)
 
     def hooked(self, base: Value, hook: Value | None, at: int, world: World) -> None:
-        """``register_hook``: the hook sees the gradient as backward makes it."""
+        """``register_hook`` and its kin: the hook sees the gradient as backward makes it."""
         spoils = isinstance(hook, Func) and not hook.function.words.isdisjoint(_SPOILS)
         owners = known(_owners(base))
         self.walker.emit(world, Event(Kind.HOOK, owners=owners, proportional=False if spoils else None), at)

@@ -16,7 +16,7 @@ from amp_audit.static.walking.effects import Effects
 from amp_audit.static.walking.evaluate import Evaluator, Results, fresh
 from amp_audit.static.walking.evaluate import named as called
 from amp_audit.static.walking.flow import Flow
-from amp_audit.static.walking.hot import Heat, gives_dtype, is_scheduler
+from amp_audit.static.walking.hot import Heat, gives_dtype, is_scheduler, shards
 from amp_audit.static.walking.values import (
     NONE,
     Func,
@@ -108,7 +108,8 @@ class Caller(Evaluator):
     def _call_func(
         self, func: Func, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Results:
-        followed = self.heat.function(func.function) or gives_dtype(func.function)
+        self._named_for(func, node, bool(args or named), world)
+        followed = self.heat.function(func.function) or gives_dtype(func.function) or shards(func.function)
         if not followed or func.function.is_generator:
             return [(self.effects.result(func, node, args, named, world), world)]
         if len(world.frames) > MAX_DEPTH or any(frame.function is func.function for frame in world.frames):
@@ -116,11 +117,14 @@ class Caller(Evaluator):
         if not self._may_visit(func):
             world.state = forget(world.state)
             return [(self.effects.result(func, node, args, named, world), world)]
+        return self.follow(func, node.at, args, named, world)
+
+    def _named_for(self, func: Func, node: ir.Call, given: bool, world: World) -> None:
+        """The event that a method is, by the names of its class and its own, whatever it does."""
         if func.function.name == "step" and func.cls is not None and is_scheduler(func.cls.cls.name):
-            self.emit(world, Event(Kind.SCHEDULER_STEP, given=bool(args or named)), node.at)
+            self.emit(world, Event(Kind.SCHEDULER_STEP, given=given), node.at)
         if func.cls is not None and is_average(func.cls.cls.name, func.function.name):
             self.emit(world, Event(Kind.AVERAGE), node.at)
-        return self.follow(func, node.at, args, named, world)
 
     def _may_visit(self, func: Func) -> bool:
         key = (func.module.path, func.function.at)

@@ -185,6 +185,11 @@ class Heat:
         return known[1], known[2]
 
 
+def shards(function: ir.Function) -> bool:
+    """Whether a function may give a model back whose parameters are FSDP's shards."""
+    return not function.words.isdisjoint({"FSDP", "FullyShardedDataParallel"})
+
+
 def gives_dtype(function: ir.Function) -> bool:
     """Whether a short function returns a low-precision dtype that its arguments choose."""
     if function.words.isdisjoint(("float16", "bfloat16", "half")):

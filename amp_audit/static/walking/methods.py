@@ -59,6 +59,7 @@ from amp_audit.static.walking.world import World
 if TYPE_CHECKING:
     from amp_audit.static.walking.evaluate import Results
 
+_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 _OF_SCALERS = frozenset({"scale", "unscale_", "step", "update", "is_enabled", "state_dict", "get_scale"})
 _PENALTIES = frozenset({"norm", "pow", "square", "abs", "sum", "mean"})
 """What a term of the loss is made of that is computed from the weights themselves."""
@@ -90,7 +91,7 @@ class Methods(Ranks):
         if is_gradient(base):
             made = self.of_gradient(base, name, node, args, world)
             return [(made or self.result(method, node, args, named, world), world)]
-        if name == "register_hook" and isinstance(base, Parameters):
+        if name in _HOOKS and isinstance(base, Parameters):
             self.hooked(base, args[0] if args else None, node.at, world)
         elif name == "requires_grad_" and isinstance(base, Parameters):
             self.freeze(base, argument(args, named, "requires_grad", 0) or Literal.of(True), world)

@@ -44,7 +44,7 @@ _SAID: dict[str, Means] = {
         ("parameters", "named_parameters", "buffers", "trainable_parameters", "param_groups", "load_state_dict"),
         Means.WRITE,
     ),
-    **dict.fromkeys(("register_hook", "register_comm_hook"), Means.HOOK),
+    **dict.fromkeys(("register_hook", "register_post_accumulate_grad_hook", "register_comm_hook"), Means.HOOK),
     **dict.fromkeys(("no_grad", "inference_mode"), Means.UNGRADED),
 }
 _HANDS_OVER = frozenset({"submit", "map", "apply_async", "Thread"})
