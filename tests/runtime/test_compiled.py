@@ -145,6 +145,8 @@ LATE = """
 import torch
 from torch import nn
 torch.manual_seed(0)
+with torch.autocast("cpu", torch.bfloat16):  # recording begins here, with no compiler loaded
+    print((torch.ones(2, 2) @ torch.ones(2, 2)).dtype, "torch._dynamo.eval_frame" in __import__("sys").modules)
 model = nn.Linear(8, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 fast = torch.compile(model, backend="aot_eager")
@@ -157,11 +159,12 @@ for step in range(3):
 
 
 @pytest.mark.parametrize("mode", ["eager", pytest.param("observe", marks=compiles)])
-def test_a_compiler_that_is_loaded_after_the_optimizer_is_noticed(mode: str, tmp_path: Path) -> None:
+def test_a_compiler_that_is_loaded_after_recording_began_is_noticed(mode: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(LATE))
     plain = plainly(["train.py"], tmp_path)
     run = audited(["train.py"], tmp_path, compile=mode)
     assert (run.stdout, run.stderr, run.code) == (plain.stdout, plain.stderr, 0)
+    assert run.stdout.startswith(b"torch.bfloat16 False")
     assert all(step.recorded for step in run.trace.steps) and len(run.trace.steps) == 3
     (note,) = notes(run.trace)
     assert note.startswith(
