@@ -38,7 +38,14 @@ def count() -> int:
     return min(int(local), _MOST) if local.isdigit() else 1
 
 
-SEVERAL = count() > 1
+SEVERAL = False
+"""Whether tensors are put on devices of several indices; with one all are on ``cuda:0``, and nobody looks."""
+
+
+def several(obeyed: bool) -> None:
+    """Say whether there are several devices, and torch's guard lets each become the current one."""
+    global SEVERAL
+    SEVERAL = obeyed
 
 
 def index_of(device: torch.device) -> int:

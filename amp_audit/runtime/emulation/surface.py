@@ -85,6 +85,7 @@ def install(chip: Chip) -> None:
     everything.backends.cudnn.version = lambda: CUDNN_VERSION
     everything.Tensor.record_stream = lambda tensor, stream: None
     torch._C._jit_override_can_fuse_on_gpu(False)
+    placement.several(device.obeyed(placement.count() - 1))
     _without_cudnn()
     _without_plans()
     _pin()
@@ -194,6 +195,13 @@ class _Device:
         if index >= 0 and index != before:
             choose(index)
         return before
+
+    def obeyed(self, index: int) -> bool:
+        """Whether another device can become the current one: guards of some torches know one alone."""
+        before = self.exchange(index)
+        obeyed = index > 0 and self._own[0]() == index
+        self.exchange(before)
+        return obeyed
 
     def properties(self, index: int) -> DeviceProperties:
         chip = self._chip

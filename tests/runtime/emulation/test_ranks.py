@@ -36,7 +36,7 @@ def two_ranks(code: str, folder: Path) -> tuple[Run, list[list[str]]]:
     """A program's run under audit, and the lines that each of its two ranks told."""
     (folder / "train.py").write_text(HEAD + textwrap.dedent(code) + "\ndist.destroy_process_group()\n")
     launcher = str(Path(sys.executable).parent / "torchrun")
-    command = [launcher, "--nproc-per-node", "2", "train.py"]
+    command = [launcher, "--standalone", "--nproc-per-node", "2", "train.py"]  # a free port, whoever else runs
     watched = audited(command, folder, kind="launcher", emulate="cuda", go_on=True)
     assert watched.code == 0, watched.stderr.decode()[-2000:]
     return watched, [(folder / f"rank{rank}").read_text().splitlines() for rank in range(2)]
