@@ -455,10 +455,13 @@ def _iteration_end(state: State, event: Event, facts: dict[str, object]) -> Stat
 
 
 def _follow_step(state: State, event: Event, facts: dict[str, object]) -> State:
-    """``after``: a step of the scaler in the same iteration, which may have been skipped (step) or was (skipped)."""
+    """``after``: a step of the scaler in the same iteration, which may have been skipped (step) or was (skipped); or a
+    backward whose scaled gradients still wait for theirs.
+    """
     loops, skipped = state.stepped or ((None,), False)
     together = event.loops[: len(loops)] == loops
-    facts.update(after=("skipped" if skipped else "step") if together else "none")
+    waits = any(held.waiting and held.fresh and held.value == "scaled" for _, held in state.owners)
+    facts.update(after=("skipped" if skipped else "step") if together else "backward" if waits else "none")
     facts.update(sometimes=event.sometimes, given=event.given)
     return state
 
