@@ -53,6 +53,37 @@ def test_survivors_their_imports_and_training_code_that_uses_them(tmp_path: Path
     assert context == set() and skipped == 3
 
 
+def test_what_builds_the_optimizer_of_a_trainer_is_read_with_it(tmp_path: Path) -> None:
+    paths = lay(
+        tmp_path,
+        trainer="""
+import torch
+
+class Trainer:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def fit(self, loader):
+        for x in loader:
+            self.optimizer.zero_grad()
+            with torch.autocast("cuda"):
+                loss = self.model(x).mean()
+            loss.backward()
+            self.optimizer.step()
+""",
+        main="""
+import torch
+from trainer import Trainer
+
+model = torch.nn.Linear(4, 4)
+Trainer(model, torch.optim.Adam(model.parameters())).fit(torch.ones(3, 2, 4))
+""",
+    )
+    assert chosen(tmp_path, paths) == ({"trainer.py", "main.py"}, set(), 0)
+    (found,) = check([str(tmp_path)], Options()).findings
+    assert (found.rule, found.location.line if found.location else 0) == ("AMP201", 13)
+
+
 def test_what_lies_beside_the_project_is_none_of_it(tmp_path: Path) -> None:
     lay(tmp_path, other__init=AMP, pkg__init="", pkg__above="x = 1")
     paths = lay(tmp_path, pkg__sub__init="", pkg__sub__train=AMP + "import other\nfrom pkg import above\n")

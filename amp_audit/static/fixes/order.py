@@ -47,6 +47,8 @@ def scale_before_backward(raw: RawFinding, draft: Draft) -> Fix:
     """AMP204: ``loss.backward()`` -> ``scaler.scale(loss).backward()``."""
     if raw.facts.get("term"):
         raise Unfixable("the loss holds the scale already, and which terms lack it is not one place")
+    if raw.facts.get("detached"):
+        raise Unfixable("what the loss lacks is a graph")
     base = _base(_call(raw, draft))
     scaler = _scaler(draft.space(raw.at), draft)
     if draft.project.qualified(draft.module, base) is not None:

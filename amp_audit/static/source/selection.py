@@ -1,9 +1,9 @@
 """Which files to read: those that can matter (``screen``), and what lies around them.
 
 Around the survivors lies context: what they import, however far, since calls are followed there and numbers count
-there; training code that imports its way to a survivor, since it may hold the other half of an order mistake; and
-models that a program may build without naming them in an import: those of the package that enters autocast, and those
-where a program imports by a computed name. All else is skipped, unparsed.
+there; training code that imports its way to a survivor, since it may hold the other half of an order mistake or build what
+is trained; and models that a program may build without naming them in an import: those of the package that enters
+autocast, and those where a program imports by a computed name. All else is skipped, unparsed.
 
 Where the survivors import a whole library, the nearest of it are context, up to a limit.
 """
@@ -27,6 +27,7 @@ CONTEXT_LIMIT = 3_000_000
 """Bytes of context that are read beside the files that matter themselves; what a project of its own imports is less."""
 
 _AUTOCAST = re.compile(rb"autocast\b")
+_BUILDS = re.compile(rb"\boptim\b|Optimizer\b")
 _MODEL = re.compile(rb"def[ \t]+forward\b")
 _LOADS_BY_NAME = re.compile(rb"import_module\b|__import__\b|importlib\b")
 _IMPORT = re.compile(
@@ -185,8 +186,9 @@ class _Selector:
         return path in self.data
 
     def _trains_with(self, path: str) -> bool:
-        """Whether a file without trigger words trains, and imports its way to a file with some."""
-        return TRAINING.search(self.data[path]) is not None and self._reaches(path)
+        """Whether a file without trigger words trains, or builds what is trained, by way of a file with some."""
+        data = self.data[path]
+        return (TRAINING.search(data) or _BUILDS.search(data)) is not None and self._reaches(path)
 
     def _unnamed_models(self, others: Iterable[str], programs: Iterable[str]) -> list[str]:
         """Those of the other files that hold models which the programs may build without importing them by name."""

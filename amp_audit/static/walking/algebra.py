@@ -117,8 +117,11 @@ def _tensor_arithmetic(op: str, left: Value, right: Value) -> Tensor:
     doubt = any(t.doubt for t in both) or len(scaled) > 1 or by_hand
     dtype = dtypes.pop() if len(dtypes) == 1 else None
     ran: frozenset[str] = frozenset().union(*(t.ran for t in both))
+    cut = all(t.cut for t in both)
     plain = (added and not doubt) or any(t.plain for t in both)
-    return Tensor(owners, dtype, None if doubt else scaled.pop(), doubt, False, _divisors(op, both, other), ran, plain)
+    return Tensor(
+        owners, dtype, None if doubt else scaled.pop(), doubt, False, _divisors(op, both, other), ran, plain, cut
+    )
 
 
 def descaled(op: str, left: Value, right: Value) -> Scale | None:

@@ -172,6 +172,9 @@ class Library(Methods):
         if name == "dataclasses.asdict" and args and isinstance(args[0], Instance):
             fields = [(key, value) for (owner, key), value in world.heap.items() if owner == args[0].id]
             return [(Table(tuple(fields)), world)]
+        if name == "contextlib.ExitStack.enter_context" and args:
+            self.enter(args[0], node.at, world)
+            return [(args[0], world)]
         if name in ("contextlib.nullcontext", "contextlib.suppress", "contextlib.ExitStack"):
             return [(External(name), world)]
         if builds_model(name):

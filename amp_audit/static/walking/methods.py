@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind, Via
 from amp_audit.state import LOW_PRECISION, get, region_dtype
-from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.walking.algebra import combine, descaled, subscript
 from amp_audit.static.walking.byhand import is_gradient, is_weights
@@ -111,9 +110,6 @@ class Methods(Ranks):
             return picked + [(args[1] if len(args) > 1 else NONE, each) for each in rest]
         if isinstance(base, Table):
             return [(table_method(base, name, args) or self.result(method, node, args, named, world), world)]
-        if isinstance(base, External) and name == "enter_context" and args:
-            self.enter(args[0], node.at, world)
-            return [(args[0], world)]
         return [(self.result(method, node, args, named, world), world)]
 
     def _context(self, base: Value, name: str, node: ir.Call, world: World) -> Results:
@@ -299,9 +295,11 @@ class Methods(Ranks):
             self.hooked(tensor, args[0] if args else None, node.at, world)
         if name in ("detach", "item", "tolist", "numpy"):
             if name == "detach":
-                return [(Tensor(scaled=tensor.scaled, doubt=tensor.doubt), world)]
+                return [(Tensor(scaled=tensor.scaled, doubt=tensor.doubt, cut=True), world)]
             self.reads_loss(tensor, node.at, world)
             return [(Symbol(f"tensor.{name}", "", True), world)]
+        if name == "requires_grad_" and tensor.cut:
+            return [(replace(tensor, leaf=True), world)]
         if name in _OPERATORS and args:
             made, scale = combine(_OPERATORS[name], tensor, args[0]), descaled(_OPERATORS[name], tensor, args[0])
             return [(made if scale is None else self.descale(made, scale, node.at, world), world)]

@@ -124,7 +124,7 @@ class Tensor:
     one that was not seen. ``dtype``: of the autocast region in which it was computed. ``leaf``: made anew from a
     number, so that no gradient gets past it. ``divided``: what it may have been divided by, or multiplied with.
     ``ran``: where the models it comes from ran: inside a region, outside of any, where autocast is off, unknown.
-    ``plain``: a term that carries no scale was added to one that does.
+    ``cut``: it has been detached. ``plain``: a term that carries no scale was added to one that does.
     """
 
     owners: Owners = frozenset()
@@ -135,6 +135,7 @@ class Tensor:
     divided: frozenset[Hashable] = frozenset()
     ran: frozenset[str] = frozenset()
     plain: bool = False
+    cut: bool = False
 
 
 GRADIENT = Tensor(doubt=True)

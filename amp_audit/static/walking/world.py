@@ -432,7 +432,9 @@ def _tells(key: Hashable, value: Value, deciding: frozenset[str] | None) -> bool
 def _outline(value: Value) -> Value:
     """A tensor without what it leads back to and its divisors, which are joined where worlds meet."""
     return (
-        replace(value, owners=frozenset(), divided=frozenset(), ran=frozenset()) if isinstance(value, Tensor) else value
+        replace(value, owners=frozenset(), divided=frozenset(), ran=frozenset(), cut=False)
+        if isinstance(value, Tensor)
+        else value
     )
 
 
