@@ -80,7 +80,7 @@ Trainer(model, torch.optim.Adam(model.parameters())).fit(torch.ones(3, 2, 4))
 """,
     )
     assert chosen(tmp_path, paths) == ({"trainer.py", "main.py"}, set(), 0)
-    (found,) = check([str(tmp_path)], Options()).findings
+    (found,) = check([tmp_path], BOOK).findings
     assert (found.rule, found.location.line if found.location else 0) == ("AMP201", 13)
 
 

@@ -1,8 +1,8 @@
 """Which files to read: those that can matter (``screen``), and what lies around them.
 
 Around the survivors lies context: what they import, however far, since calls are followed there and numbers count
-there; training code that imports its way to a survivor, since it may hold the other half of an order mistake or build what
-is trained; and models that a program may build without naming them in an import: those of the package that enters
+there; training code that imports its way to a survivor, since it may hold the other half of an order mistake or build
+what is trained; and models that a program may build without naming them in an import: those of the package that enters
 autocast, and those where a program imports by a computed name. All else is skipped, unparsed.
 
 Where the survivors import a whole library, the nearest of it are context, up to a limit.
