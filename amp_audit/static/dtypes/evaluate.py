@@ -256,7 +256,8 @@ class Evaluation(Models):
 
     def _member(self, base: Value, cls: project.ClassRef, name: str, bound: Object | None) -> Value:
         if bound is not None and name in self.heap.get(bound.id, {}):
-            return self.heap[bound.id][name]
+            held = self.heap[bound.id][name]
+            return self._buffer(held) if name in self.buffers.get(bound.id, {}) else held
         method = self._method_of(cls, name)
         if method is not None:
             return self._bound(method, base, bound)
@@ -268,6 +269,11 @@ class Evaluation(Models):
         if self.is_module(cls):
             return bound if name == "module" else Opaque((bound.id, name), name)
         return Opaque((bound.id, name), name, number=name.lower() in OPTIONS)
+
+    def _buffer(self, held: Value) -> Value:
+        """A buffer, which is cast with the model whose forward runs here."""
+        floats = isinstance(held, Tensor) and held.dtypes == frozenset({"float32"})
+        return replace(held, dtypes=self.weights[-1]) if isinstance(held, Tensor) and floats and self.weights else held
 
     def _bound(self, method: Func, base: Value, bound: Object | None) -> Value:
         function = method.function

@@ -84,7 +84,11 @@ def together(tensors: list[Tensor], dtype: str | None) -> Tensor:
     word = dtype or (dtypes.pop() if len(dtypes) == 1 else None)
     divided: frozenset[Hashable] = frozenset().union(*(t.divided for t in tensors))
     ran: frozenset[str] = frozenset().union(*(t.ran for t in tensors))
-    carried, leaf, plain = None if doubt else scaled.pop(), all(t.leaf and not t.cut for t in tensors), any(t.plain for t in tensors)
+    carried, leaf, plain = (
+        None if doubt else scaled.pop(),
+        all(t.leaf and not t.cut for t in tensors),
+        any(t.plain for t in tensors),
+    )
     return Tensor(owners, word, carried, doubt, leaf, divided, ran, plain)
 
 
