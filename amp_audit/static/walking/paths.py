@@ -104,6 +104,8 @@ class _Surveyor:
         orphans = [(module, *orphan) for module in self.modules for orphan in _orphans(module, self.heat)]
         orphans.sort(key=lambda orphan: not self.heat.itself(orphan[1]))
         hazardous, idle = list[Start](), list[Start]()
+        if asked is not None and asked >= self.project.modules.keys():
+            asked = None
         for start in (*scripts, *orphans):
             wanted = self.reach.hazardous(*start) and (asked is None or not asked.isdisjoint(self.reach.paths([start])))
             (hazardous if wanted else idle).append(start)
