@@ -159,6 +159,9 @@ def _region_exit(state: State, event: Event, facts: dict[str, object]) -> State:
 def _forward(state: State, event: Event, facts: dict[str, object]) -> State:
     """``stale``: how the weights have changed since they were cached. ``blank``: they were cached without gradients."""
     region = live_region(state)
+    if region is not None and region.dtype is not None and event.enabled is not False:
+        for owner in event.owners or ():
+            state = replace(state, lowered=put(state.lowered, owner, region.dtype))
     if region is None or not region.cache:
         return state
     outermost, owners = state.regions[0], frozenset(event.owners or (ANYONE,))
@@ -186,9 +189,14 @@ def _of_another(held: Gradients, event: Event) -> bool:
 
 
 def _evaluate(state: State, event: Event, facts: dict[str, object]) -> State:
-    """A model runs without gradients. ``trained``: where it ran when there were some."""
+    """A model runs without gradients. ``trained``: where it ran when there were some; ``dtypes``: whether the regions
+    of both have the same.
+    """
     where = {get(state.trained, owner) for owner in event.owners or ()}
     facts.update(ran=event.ran, trained=where.pop() if len(where) == 1 else None)
+    before, now = {get(state.lowered, owner) for owner in event.owners or ()}, region_dtype(state)
+    known = len(before) == 1 and not {None, now} & before
+    facts["dtypes"] = "differ" if known and now is not None else "same"
     region = live_region(state)
     return _filled_blank(state, frozenset(event.owners or ())) if region is not None and region.cache else state
 

@@ -61,6 +61,7 @@ class State:
     stepped_by: Table[Id] = ()  # optimizer -> the scaler that last stepped it
     stepped: tuple[tuple[Id, ...], bool] | None = None  # by a scaler in this iteration: in which loops, and if skipped
     trained: Table[str] = ()  # owner -> where it ran for its last backward: inside | outside a region
+    lowered: Table[str] = ()  # owner -> the dtype of the region in which it last ran with gradients
     reads: Table[str] = ()  # (scaler, where its scale was read) -> fresh | next: after an update | stale
     regions: tuple[Region, ...] = ()
     ever: frozenset[str] = frozenset()
@@ -94,6 +95,7 @@ def join(one: State, two: State) -> State:
         scalers=_join(one.scalers, two.scalers, lambda a, b: a if a == b else Scaler(a.site), Scaler()),
         stepped_by=tuple(pair for pair in one.stepped_by if pair in two.stepped_by),
         trained=tuple(pair for pair in one.trained if pair in two.trained),
+        lowered=tuple(pair for pair in one.lowered if pair in two.lowered),
         stepped=one.stepped if one.stepped == two.stepped else None,
         reads=tuple(pair for pair in one.reads if pair in two.reads),
         regions=one.regions if one.regions == two.regions else (),

@@ -187,7 +187,8 @@ class World:
 
     def absorb(self, other: World) -> None:
         """Take in a world that differs only in what is data: this becomes either of both."""
-        self.state = replace(self.state, ever=self.state.ever | other.state.ever)
+        lowered = tuple(pair for pair in self.state.lowered if pair in other.state.lowered)
+        self.state = replace(self.state, ever=self.state.ever | other.state.ever, lowered=lowered)
         common = {key: value for key, value in self.flags.items() if other.flags.get(key) is value}
         self.cases = simplified({*self._beyond(common), *other._beyond(common)})
         self.flags = common
