@@ -250,7 +250,8 @@ class _Look:
             return
         for part in parts(self.module.body, into=True):
             said = {key: value.value for key, value in entries(part) if isinstance(value, ir.Const)}
-            if said.get("type") == "AmpOptimWrapper" and said.get("dtype") == "bfloat16" and said.get("loss_scale"):
+            scales = said.get("loss_scale") not in (None, False, 1)
+            if said.get("type") == "AmpOptimWrapper" and said.get("dtype") == "bfloat16" and scales:
                 message = "the wrapper scales the loss of a run in bfloat16, which has the range of float32"
                 yield replace(self.finding(part.at, message, Confidence.HIGH), severity=Severity.WARNING)
 

@@ -58,6 +58,8 @@ _OF_FACTS: dict[tuple[str, object], Means] = {
     ("ran", "inside"): Means.REGION,
     ("trained", "inside"): Means.REGION | _BACKWARD,
     ("trained", "outside"): _BACKWARD,
+    ("dtypes", "differ"): Means.REGION | _BACKWARD,
+    ("after", "backward"): _BACKWARD | Means.SCALER,
     ("gradients", "plain"): _BACKWARD,
     **dict.fromkeys([("gradients", how) for how in ("scaled", "unscaled", "mixed")], _BACKWARD | Means.SCALER),
     ("consumed", True): Means.STEP,
