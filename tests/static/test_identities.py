@@ -247,3 +247,53 @@ def train(loader):
 """
     raw, _ = paths.find(Project([lowering.lower("/project/main.py", source)], Path("/project")), rulebook.load())
     assert {found.rule.id for found in raw} & {"AMP221"} == expected
+
+
+@pytest.mark.parametrize(
+    ("again", "expected"),
+    [
+        ("pass", {"AMP220"}),
+        ("encoder.eval()", {"AMP220"}),
+        ("for p in encoder.last.parameters(): p.requires_grad = True", set()),
+        ("encoder.last.requires_grad_()", set()),
+        ("encoder.last.weight.requires_grad = tuned", set()),
+        ("encoder.last = nn.Linear(8, 8)", set()),
+        ("encoder.add_module('adapter', nn.Linear(8, 8))", set()),
+        ("setattr(encoder, 'last', nn.Linear(8, 8))", set()),
+        ("encoder = wrapped_by_a_library(encoder)", set()),
+        ("tune_last(encoder, 2)", set()),
+        ("[m.requires_grad_(True) for m in encoder.modules() if isinstance(m, nn.LayerNorm)]", set()),
+    ],
+)
+def test_a_frozen_model_is_so_until_a_part_of_it_may_be_trained_again(again: str, expected: set[str]) -> None:
+    source = f"""
+    import torch
+    from torch import nn
+    from library import tune_last, wrapped_by_a_library
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.last(self.first(x))
+
+    def train(loader, tuned):
+        encoder, head = Encoder(), nn.Linear(8, 2)
+        for p in encoder.parameters():
+            p.requires_grad = False
+        {again}
+        slow = torch.optim.SGD(encoder.parameters(), lr=0.1)
+        fast = torch.optim.SGD(head.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler()
+        for x in loader:
+            slow.zero_grad(), fast.zero_grad()
+            with torch.autocast("cuda"):
+                loss = head(encoder(x)).mean()
+            scaler.scale(loss).backward()
+            scaler.step(fast)
+            scaler.step(slow)
+            scaler.update()
+    """
+    assert ids(source) == expected

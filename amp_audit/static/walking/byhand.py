@@ -98,12 +98,11 @@ class ByHand(Contexts):
         super().set_attribute(base, target, value, world)
 
     def freeze(self, weights: Parameters, needs_gradient: Value, world: World) -> None:
-        """Remember of models that none of their parameters requires a gradient, or that one may."""
-        frozen = needs_gradient == Literal.of(False)
-        if frozen and (weights.part or self.walker.chooses()):
-            return
-        for owner in weights.owners:
-            world.put(owner, FROZEN, Literal.of(frozen))
+        """Remember of models that none of their parameters requires a gradient."""
+        whole = not weights.part and not self.walker.chooses() and not self.walker.heat.unfreezes
+        if whole and needs_gradient == Literal.of(False):
+            for owner in weights.owners:
+                world.put(owner, FROZEN, Literal.of(True))
 
     def of_weights(self, weights: Value, name: str, at: int, world: World) -> Value | None:
         """A method called on parameters or their ``.data``: what it gives, if it changes them in place."""

@@ -14,7 +14,7 @@ from amp_audit.static.source import ir
 from amp_audit.static.walking.boundaries import ACCUMULATION
 from amp_audit.static.walking.ducks import Ducks
 from amp_audit.static.walking.hot import dotted
-from amp_audit.static.walking.lineage import FROZEN, UNCACHED, UNSEEN, computed_in, together, with_children
+from amp_audit.static.walking.lineage import FROZEN, UNCACHED, UNSEEN, computed_in, thaw, together, with_children
 from amp_audit.static.walking.values import (
     GRADIENT,
     Func,
@@ -135,6 +135,8 @@ class Contexts(Ducks):
         given = [item for value in values for item in inside(value)]
         if not _harmless(callee) and any(self._hands_on(item, world) for item in given):
             world.state = forget(world.state)
+        if not (isinstance(callee, External) and callee.dotted.startswith("torch.")):
+            thaw(world, [item.id for item in given if isinstance(item, Instance)])
         fed = [item for item in given if isinstance(item, Tensor)]
         if fed:
             made = Tensor() if world.no_grad else together(fed, region_dtype(world.state))

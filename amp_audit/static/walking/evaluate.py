@@ -18,6 +18,7 @@ from amp_audit.static.walking.algebra import combine, comparison, descaled, disp
 from amp_audit.static.walking.boundaries import Boundaries
 from amp_audit.static.walking.choices import chosen, is_choice
 from amp_audit.static.walking.hot import Heat, dotted
+from amp_audit.static.walking.lineage import thaw
 from amp_audit.static.walking.values import (
     GRADIENT,
     NONE,
@@ -151,6 +152,7 @@ class Evaluator(abc.ABC):
                         self.bind(target.base, table, world)
                 elif isinstance(base, (Symbol, Instance)) and isinstance(index, Literal):
                     world.put(key_of(base), f"[{index.value!r}]", value)
+                    thaw(world, [base.id] if isinstance(base, Instance) else [])  # another part in it
 
     def lookup(self, name: str, world: World) -> Value:
         frame = world.frame

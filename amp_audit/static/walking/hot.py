@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_audit.static.source import ir
@@ -29,6 +29,7 @@ CALLED = frozenset(
         "dispatch_clip_grad",
         "scale_loss",
         "manual_backward",
+        "grad",
         "register_comm_hook",
     }
 )
@@ -82,7 +83,7 @@ class Vocabulary:
             return True
         if "parameters" in self.called and any(map(_MAKES_OPTIMIZER.search, self.words)):
             return True
-        if "grad" in self.words and self.words & _HOLDERS:
+        if not self.words.isdisjoint({"grad", "requires_grad", "requires_grad_"}) and self.words & _HOLDERS:
             return True
         if "step" in self.called and any(map(is_scheduler, self.words)):
             return True
@@ -121,6 +122,7 @@ class Heat:
         self._calm |= self._spectators
         self._memo: dict[int, tuple[object, bool, bool]] = {}
         self._methods: dict[str, Mapping[str, frozenset[str]]] = {}
+        self.unfreezes = any(map(_unfreezes, modules))
 
     def methods(self, module: ir.Module) -> Mapping[str, frozenset[str]]:
         """By dotted name: the methods that a module's code calls on it."""
@@ -210,6 +212,27 @@ def _aliases(modules: Iterable[ir.Module]) -> frozenset[str]:
         for local, target in statement.bindings
         if target.rpartition(".")[2] in CALLED | MENTIONED and local != target.rpartition(".")[2]
     )
+
+
+def _unfreezes(module: ir.Module) -> bool:
+    """Whether parameters are made to require gradients, or may be: which ones, a part of a model, is not followed."""
+    if module.words.isdisjoint({"requires_grad", "requires_grad_"}):
+        return False
+    return any(not _is_false(given) for node in statements(module.body, into=True) for given in _required(node))
+
+
+def _required(node: ir.Stmt) -> Iterator[ir.Expr | None]:
+    """What ``requires_grad`` of something is set to."""
+    if isinstance(node, ir.Assign):
+        named = (target for target in node.targets if isinstance(target, ir.Attr))
+        yield from (node.value for target in named if target.name == "requires_grad")
+    for call in (part for expression in expressions(node) for part in walk(expression)):
+        if isinstance(call, ir.Call) and isinstance(call.func, ir.Attr) and call.func.name == "requires_grad_":
+            yield call.args[0].value if call.args else None
+
+
+def _is_false(expr: ir.Expr | None) -> bool:
+    return isinstance(expr, ir.Const) and expr.value is False
 
 
 def _casts(function: ir.Function) -> bool:

@@ -36,6 +36,13 @@ UNSEEN: frozenset[Hashable] = frozenset({"?"})
 FROZEN, UNCACHED, SHARDED = "#frozen", "#uncached", "#sharded"
 
 
+def thaw(world: World, owners: Iterable[Hashable]) -> None:
+    """Forget of models that they are frozen."""
+    for owner in owners:
+        if world.heap.get((owner, FROZEN)) == Literal.of(True):
+            world.put(owner, FROZEN, Literal.of(False))
+
+
 def computed_in(world: World) -> str | None:
     """The dtype of the region in force; float32 where a region is there but off."""
     regions = world.state.regions

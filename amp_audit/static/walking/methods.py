@@ -24,6 +24,7 @@ from amp_audit.static.walking.lineage import (
     dtype_of,
     known,
     scaled,
+    thaw,
     together,
     with_children,
 )
@@ -274,13 +275,15 @@ class Methods(Ranks):
             return [(StateDict("model"), world)]
         if name in ("forward", "__call__") and isinstance(value, Instance):
             return self.walker.call(value, node, args, named, world)
+        thaw(world, [owner])  # what is not followed may train a part of it again
         return [(self.result(Method(value, name), node, args, named, world), world)]
 
     def _changed(self, owner: Hashable, name: str, args: list[Value], named: dict[str, Value], world: World) -> None:
         """Remember of a model whether it is frozen, and whether its weights are cached by autocast."""
         values = (*args, *named.values())
         if name == "requires_grad_":
-            world.put(owner, FROZEN, Literal.of(args[:1] == [Literal.of(False)]))
+            frozen = args[:1] == [Literal.of(False)] and not self.walker.heat.unfreezes
+            world.put(owner, FROZEN, Literal.of(frozen))
         elif name in ("half", "bfloat16") or any(dtype_of(value) in LOW_PRECISION for value in values):
             world.put(owner, UNCACHED, Literal.of(True))
         elif name in ("float", "double") or any(dtype_of(value) == "float32" for value in values):
