@@ -19,7 +19,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cuda")
 for x in torch.randn(8, 4, 2).cuda():
     optimizer.zero_grad()
-    loss = model(x).sum()
+    with torch.autocast("cuda"): loss = model(x).sum()
     scaler.scale(loss).backward()
     # one
 
