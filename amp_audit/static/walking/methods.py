@@ -179,7 +179,8 @@ class Methods(Ranks):
         optimizer = self._optimizer_id(target)
         owners = get(world.state.links, optimizer) or ()
         sharded = enabled and not knows and are_sharded(owners, world)
-        frozen = bool(owners) and all(world.heap.get((owner, FROZEN)) == Literal.of(True) for owner in owners)
+        frozen = bool(owners) and not self.walker.heat.unfreezes
+        frozen = frozen and all(world.heap.get((owner, FROZEN)) == Literal.of(True) for owner in owners)
         if isinstance(target, Instance) and target.cls is not None and not enabled:
             return self._follow_step(target, node, args[1:], named, world)
         closure = args[1] if len(args) > 1 else named.get("closure")
@@ -282,8 +283,7 @@ class Methods(Ranks):
         """Remember of a model whether it is frozen, and whether its weights are cached by autocast."""
         values = (*args, *named.values())
         if name == "requires_grad_":
-            frozen = args[:1] == [Literal.of(False)] and not self.walker.heat.unfreezes
-            world.put(owner, FROZEN, Literal.of(frozen))
+            world.put(owner, FROZEN, Literal.of(args[:1] == [Literal.of(False)]))
         elif name in ("half", "bfloat16") or any(dtype_of(value) in LOW_PRECISION for value in values):
             world.put(owner, UNCACHED, Literal.of(True))
         elif name in ("float", "double") or any(dtype_of(value) == "float32" for value in values):

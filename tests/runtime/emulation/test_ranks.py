@@ -32,9 +32,9 @@ def batch(step):  # rank 1 has the second half
 """
 
 
-def two_ranks(code: str, folder: Path) -> tuple[Run, list[list[str]]]:
+def two_ranks(code: str, folder: Path, head: str = HEAD) -> tuple[Run, list[list[str]]]:
     """A program's run under audit, and the lines that each of its two ranks told."""
-    (folder / "train.py").write_text(HEAD + textwrap.dedent(code) + "\ndist.destroy_process_group()\n")
+    (folder / "train.py").write_text(head + textwrap.dedent(code) + "\ndist.barrier(); dist.destroy_process_group()\n")
     launcher = str(Path(sys.executable).parent / "torchrun")
     command = [launcher, "--standalone", "--nproc-per-node", "2", "train.py"]  # a free port, whoever else runs
     watched = audited(command, folder, kind="launcher", emulate="cuda", go_on=True)
@@ -82,7 +82,6 @@ def test_a_mesh_makes_the_group(tmp_path: Path) -> None:
     """``init_device_mesh`` starts a group by itself, of the device's backend; layers are split over it."""
     _, told = two_ranks(
         """
-        dist.destroy_process_group()
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
         mesh = init_device_mesh("cuda", (2,)); model = net().cuda()
@@ -96,6 +95,7 @@ def test_a_mesh_makes_the_group(tmp_path: Path) -> None:
         tell(torch.allclose(split[0].weight.grad.full_tensor().cpu(), plain[0].weight.grad, atol=1e-6))
         """,
         tmp_path,
+        HEAD.replace('dist.init_process_group("nccl")\n', ""),
     )
     assert told == [[f"nccl cuda:{rank} True", "True"] for rank in range(2)]
 
