@@ -27,6 +27,11 @@ def number(expr: ir.Expr | None) -> float | None:
     return None
 
 
+def is_literally(expr: ir.Expr | None, value: bool) -> bool:
+    """Whether an expression is the literal True, or False."""
+    return isinstance(expr, ir.Const) and expr.value is value
+
+
 def truth(expr: ir.Expr) -> bool | None:
     """Whether a test holds whatever the rest is: ``0``, ``not True``, ``False and a``; None for all else."""
     if isinstance(expr, ir.Const):

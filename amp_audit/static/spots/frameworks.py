@@ -13,6 +13,7 @@ from amp_audit.static.binding.project import ClassRef, Project, Scope
 from amp_audit.static.binding.signatures import SCALERS, argument
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
+from amp_audit.static.source.literals import is_literally
 from amp_audit.static.source.names import BORN_IN_BFLOAT16
 from amp_audit.static.source.traverse import parts, statements, walk
 from amp_audit.static.spots.checks import ACCELERATOR, mixed_precision
@@ -126,7 +127,7 @@ def _misused(
 
 
 def _is_fused(call: ir.Call, name: str | None) -> bool:
-    fused = any(arg.keyword == "fused" and _is_true(arg.value) for arg in call.args)
+    fused = any(arg.keyword == "fused" and is_literally(arg.value, True) for arg in call.args)
     return fused and name is not None and name.startswith("torch.optim.")
 
 
@@ -301,15 +302,7 @@ def _fp16_arguments(project: Project, origins: Origins) -> RawStep | None:
 
 
 def _asks_for_fp16(call: ir.Call, where: Where, origins: Origins) -> bool:
-    return any(arg.keyword == "fp16" and _is_true(arg.value) for arg in origins.unpacked(call, where).args)
-
-
-def _is_true(expr: ir.Expr) -> bool:
-    return isinstance(expr, ir.Const) and expr.value is True
-
-
-def _is_false(expr: ir.Expr) -> bool:
-    return isinstance(expr, ir.Const) and expr.value is False
+    return any(arg.keyword == "fp16" and is_literally(arg.value, True) for arg in origins.unpacked(call, where).args)
 
 
 def half_loaded(
@@ -318,14 +311,23 @@ def half_loaded(
     """A model loaded in float16 that is handed, as it is, to a Trainer or an Accelerator which scales."""
     if "from_pretrained" not in module.words:
         return
+    for call, where, model, step in _handed_over(module, project, origins):
+        made = [o for o in origins.of(model, where) if not _is_rebound(o, call)]
+        loads = [o.expr for o in made if _loads_half(o.expr, o.where, project, origins)]
+        is_local = all(o.where.module is module for o in made)
+        if loads and loads[0] is not None and len(loads) == len(made) and is_local:
+            yield RawFinding(rule, module.path, loads[0].at, detector.message, related=(step,))
+
+
+def _handed_over(
+    module: ir.Module, project: Project, origins: Origins
+) -> Iterator[tuple[ir.Call, Where, ir.Expr, RawStep]]:
+    """The calls by which a Trainer or an Accelerator is given a model that it trains in float16."""
     for where, body in spaces(module):
         for call in calls(body):
             model, step = _trained(call, where, module, project, origins)
-            made = [o for o in origins.of(model, where) if not _is_rebound(o, call)] if model is not None else []
-            loads = [o.expr for o in made if _loads_half(o.expr, o.where, project, origins)]
-            is_local = all(o.where.module is module for o in made)
-            if step is not None and loads and loads[0] is not None and len(loads) == len(made) and is_local:
-                yield RawFinding(rule, module.path, loads[0].at, detector.message, related=(step,))
+            if model is not None and step is not None:
+                yield call, where, model, step
 
 
 def _is_rebound(origin: Origin, call: ir.Call) -> bool:
@@ -361,7 +363,7 @@ def _loads_half(call: ir.Expr | None, where: Where, project: Project, origins: O
     PEFT is told to leave in the dtype of the weights.
     """
     if isinstance(call, ir.Call) and project.called(where.module, call.func, where.scope) == "peft.get_peft_model":
-        kept = any(arg.keyword == "autocast_adapter_dtype" and _is_false(arg.value) for arg in call.args)
+        kept = any(arg.keyword == "autocast_adapter_dtype" and is_literally(arg.value, False) for arg in call.args)
         base = next((arg.value for arg in call.args if arg.keyword in (None, "model") and not arg.star), None)
         made = origins.of(base, where) if kept and base is not None else []
         return bool(made) and all(_loads_half(one.expr, one.where, project, origins) for one in made)
@@ -389,15 +391,13 @@ def born_in_bfloat16(
     """A model that was trained in bfloat16, handed to a Trainer or an Accelerator that trains in float16."""
     if "from_pretrained" not in module.words:
         return
-    for where, body in spaces(module):
-        for call in calls(body):
-            model, step = _trained(call, where, module, project, origins)
-            for made in origins.of(model, where) if model is not None and step is not None else ():
-                name = _loaded(made)
-                if step is not None and name is not None and BORN_IN_BFLOAT16.search(name):
-                    message = f"{name} was trained in bfloat16 and is trained in float16"
-                    load = RawStep(made.where.module.path, made.expr.at if made.expr else 0, "it is loaded here")
-                    yield RawFinding(rule, step.path, step.at, message, Confidence.HIGH, detector.severity, (load,))
+    for _, where, model, step in _handed_over(module, project, origins):
+        for made in origins.of(model, where):
+            name = _loaded(made)
+            if name is not None and BORN_IN_BFLOAT16.search(name):
+                message = f"{name} was trained in bfloat16 and is trained in float16"
+                load = RawStep(made.where.module.path, made.expr.at if made.expr else 0, "it is loaded here")
+                yield RawFinding(rule, step.path, step.at, message, Confidence.HIGH, detector.severity, (load,))
 
 
 def _loaded(made: Origin) -> str | None:

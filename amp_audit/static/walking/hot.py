@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_audit.static.source import ir
+from amp_audit.static.source.literals import is_literally
 from amp_audit.static.source.traverse import (
     bodies,
     definitions,
@@ -218,7 +219,9 @@ def _unfreezes(module: ir.Module) -> bool:
     """Whether parameters are made to require gradients, or may be: which ones, a part of a model, is not followed."""
     if module.words.isdisjoint({"requires_grad", "requires_grad_"}):
         return False
-    return any(not _is_false(given) for node in statements(module.body, into=True) for given in _required(node))
+    return any(
+        not is_literally(given, False) for node in statements(module.body, into=True) for given in _required(node)
+    )
 
 
 def _required(node: ir.Stmt) -> Iterator[ir.Expr | None]:
@@ -229,10 +232,6 @@ def _required(node: ir.Stmt) -> Iterator[ir.Expr | None]:
     for call in (part for expression in expressions(node) for part in walk(expression)):
         if isinstance(call, ir.Call) and isinstance(call.func, ir.Attr) and call.func.name == "requires_grad_":
             yield call.args[0].value if call.args else None
-
-
-def _is_false(expr: ir.Expr | None) -> bool:
-    return isinstance(expr, ir.Const) and expr.value is False
 
 
 def _casts(function: ir.Function) -> bool:
