@@ -79,6 +79,19 @@ def test_links_in_circles_end_and_each_file_comes_once(tmp_path: Path) -> None:
     assert len(find([tmp_path, tmp_path / "a" / "x.py", tmp_path / "a" / ".." / "a"])) == 1
 
 
+@pytest.mark.parametrize("tracked", [True, False])
+def test_what_links_lead_to_comes_by_its_own_name(tmp_path: Path, tracked: bool) -> None:
+    tree(tmp_path, "recipe/run.py", "trainer/loop.py", "z.py")
+    (tmp_path / "recipe" / "copy.py").symlink_to(tmp_path / "z.py")
+    (tmp_path / "recipe" / "trainer").symlink_to(tmp_path / "trainer")
+    tree(tmp_path.parent / "beside", "far.py")
+    (tmp_path / "recipe" / "beside").symlink_to(tmp_path.parent / "beside")
+    if tracked:
+        git(tmp_path, "init")
+        git(tmp_path, "add", ".")
+    assert sorted(names(tmp_path)) == ["recipe/beside/far.py", "recipe/run.py", "trainer/loop.py", "z.py"]
+
+
 def test_excluded_files_of_folders_are_left_out_but_not_those_given_by_name(tmp_path: Path) -> None:
     tree(tmp_path, "a.py", "b.py")
     assert names(tmp_path, excluded=lambda path: path.endswith("b.py")) == ["a.py"]

@@ -162,23 +162,43 @@ def _is_script(path: str) -> bool:
 
 
 def _folder(folder: str, seen: set[str]) -> Iterator[str]:
-    """The files below a folder; ``seen`` are the real folders already visited, since links may form circles."""
+    """The files below a folder, and last what links there lead to, so that a file comes by its own name first.
+
+    ``seen`` are the real folders already visited, since links may form circles.
+    """
+    links: list[str] = []
+    yield from _unlinked(folder, seen, links)
+    for link in links:  # grows while it is read
+        if os.path.isdir(link):
+            yield from _unlinked(link, seen, links)
+        else:
+            yield link
+
+
+def _unlinked(folder: str, seen: set[str], links: list[str]) -> Iterator[str]:
+    """The files below a folder; links in it are put off."""
     real = os.path.realpath(folder)
     if real in seen:
         return
     seen.add(real)
     listed = _git_files(folder)
     if not any(name.endswith(SUFFIXES) for name in listed or ()):
-        yield from _walk(folder, seen)  # no checkout, or the folder as a whole is ignored
+        yield from _walk(folder, seen, links)  # no checkout, or the folder as a whole is ignored
         return
     for name in listed or ():
+        path = os.path.join(folder, name).rstrip(os.sep)
         if _is_left_out(name):
             continue
-        path = os.path.join(folder, name)
         if os.path.isdir(path):  # a submodule, a nested checkout, a link
-            yield from _folder(path.rstrip(os.sep), seen)
+            if os.path.islink(path):
+                links.append(path)
+            else:
+                yield from _unlinked(path, seen, links)
         elif _is_wanted(name) and os.path.isfile(path):
-            yield path
+            if os.path.islink(path):
+                links.append(path)
+            else:
+                yield path
 
 
 def _is_wanted(name: str) -> bool:
@@ -203,7 +223,7 @@ def _git_files(folder: str) -> list[str] | None:
     return sorted({os.fsdecode(name) for name in done.stdout.split(b"\0") if name})
 
 
-def _walk(folder: str, seen: set[str]) -> Iterator[str]:
+def _walk(folder: str, seen: set[str], links: list[str]) -> Iterator[str]:
     try:
         with os.scandir(folder) as entries:
             items = sorted(entries, key=lambda entry: entry.name)
@@ -214,13 +234,15 @@ def _walk(folder: str, seen: set[str]) -> Iterator[str]:
     for item in items:
         if item.name.startswith(".") or item.name in _LEFT_OUT:
             continue
-        if item.is_dir():
-            real = os.path.realpath(item.path)
-            if real not in seen:
-                seen.add(real)
-                yield from _walk(item.path, seen)
-        elif _is_wanted(item.path) and item.is_file():
+        if not (item.is_dir() or (_is_wanted(item.path) and item.is_file())):
+            continue
+        if item.is_symlink():
+            links.append(item.path)
+        elif item.is_file():
             yield item.path
+        elif (real := os.path.realpath(item.path)) not in seen:
+            seen.add(real)
+            yield from _walk(item.path, seen, links)
 
 
 # Reading one file
