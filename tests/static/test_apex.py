@@ -61,3 +61,23 @@ def test_wrapped_before_initialize(tmp_path: Path, before: str, marked: list[int
 def test_a_library_whose_users_initialize(tmp_path: Path) -> None:
     body = "def step(loss, optimizer):\n    with amp.scale_loss(loss, optimizer) as s:\n        s.backward()\n"
     assert lines(tmp_path, "AMP102", NAMES + body) == [5]
+
+
+LOOP = "from apex import amp\nfor x in loader:\n    with amp.scale_loss(f(x), opt) as s:\n        s.backward()\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "marked"),
+    [
+        ("    opt.step()\n    scheduler.step()\n", [6]),
+        ("    if i % 4 == 0:\n        opt.step()\n        warmup_scheduler.step()\n", [7]),
+        ("    scheduler.step()\n    opt.step()\n", []),  # that of the round before is decided by then
+        ("    opt.step()\nscheduler.step()\n", []),  # once an epoch
+        ("    other.step()\n    scheduler.step()\n", []),
+        ("    opt.step()\n    scheduler.step(n)\n", []),  # it is told where it stands
+        ("    opt.step()\n    if not skipped:\n        scheduler.step()\n", []),
+        ("    opt.step()\n    for s in schedulers:\n        s.step()\n", []),
+    ],
+)
+def test_schedules_advance_after_steps_that_apex_may_leave_out(tmp_path: Path, rest: str, marked: list[int]) -> None:
+    assert lines(tmp_path, "AMP217", LOOP + rest) == marked

@@ -8,3 +8,13 @@ BORN_IN_BFLOAT16 = re.compile(
     r"(^|[/_-])(flan-?t5|u?mt5|byt5|t5|longt5|t0|ul2|pegasus|gemma)([-_.\d]|$)", re.IGNORECASE
 )
 """Names of pretrained models whose activations go beyond float16, being trained in bfloat16 on TPUs."""
+
+SKIP = re.compile(r"skip|overflow|(^|_)(inf|scale)(_|$)|finite|stepped|success|step_was|was_step", re.IGNORECASE)
+"""How code speaks of whether the scaler left a step out."""
+
+_SCHEDULER = re.compile(r"sched|warmup|(^|_)lr_?decay", re.IGNORECASE)
+
+
+def is_scheduler(name: str) -> bool:
+    """Whether something is called a learning-rate scheduler."""
+    return bool(_SCHEDULER.search(name))

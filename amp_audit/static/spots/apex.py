@@ -1,7 +1,8 @@
-"""AMP102: the order mistakes that apex.amp has of its own.
+"""AMP102: the order mistakes that apex.amp has of its own. AMP217: the steps that apex leaves out.
 
 ``with amp.scale_loss(loss, optimizer) as scaled_loss`` unscales the gradients when it is left, so inside it they are
-scaled; and what it is given must have been through ``amp.initialize`` before.
+scaled; and what it is given must have been through ``amp.initialize`` before. Where it finds inf or NaN it makes the
+optimizer's next ``step`` do nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.binding.project import Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import statements
+from amp_audit.static.source.names import SKIP, is_scheduler
+from amp_audit.static.source.traverse import bodies, expressions, last_word, names_in, statements, walk
 from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
 
 INITIALIZE = "apex.amp.initialize"
@@ -124,6 +126,58 @@ class _Look:
     def _initializes(self) -> bool:
         read = any("initialize" in module.words for module in self.project.modules.values())
         return read or self.project.mentioned_elsewhere("initialize")
+
+
+# AMP217
+
+
+def schedule(
+    rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
+) -> Iterator[RawFinding]:
+    """Schedules that advance after a step that apex may have left out, in the same round of a loop."""
+    if "scale_loss" not in module.words:
+        return
+    look = _Look(rule, detector, module, project, origins)
+    for where, body in spaces(module):
+        for group in _rounds(body):
+            yield from _advancing(look, where, group)
+
+
+def _rounds(body: Sequence[ir.Stmt]) -> Iterator[list[tuple[ir.Stmt, bool]]]:
+    """The statements of a body that run in one round, those of each loop in it apart; and whether a test around one
+    asks if the step was left out.
+    """
+    own: list[tuple[ir.Stmt, bool]] = []
+    loops: list[ir.For | ir.While] = []
+    stack = [(node, False) for node in reversed(body)]
+    while stack:
+        node, asked = stack.pop()
+        own.append((node, asked))
+        if isinstance(node, (ir.For, ir.While)):
+            loops.append(node)
+            continue
+        asked = asked or (isinstance(node, ir.If) and any(map(SKIP.search, names_in(node.test))))
+        stack += [(inner, asked) for block in reversed(bodies(node)) for inner in reversed(block)]
+    yield own
+    for loop in loops:
+        yield from _rounds(loop.body)
+
+
+def _advancing(look: _Look, where: Where, group: list[tuple[ir.Stmt, bool]]) -> Iterator[RawFinding]:
+    """``scheduler.step()`` behind ``optimizer.step()`` behind ``scale_loss`` of that optimizer."""
+    scaled: ir.Expr | None = None
+    stepped: ir.Call | None = None
+    for node, asked in group:
+        for call in (part for each in expressions(node) for part in walk(each) if isinstance(part, ir.Call)):
+            base = call.func.base if isinstance(call.func, ir.Attr) and call.func.name == "step" else None
+            if look.called(call, where) == SCALE_LOSS:
+                scaled = _argument(call, 1, "optimizers")
+            elif base is not None and scaled is not None and _same(base, scaled):
+                stepped = call
+            elif base is not None and stepped is not None and is_scheduler(last_word(base)):
+                if not asked and not call.args:
+                    step = RawStep(look.module.path, stepped.at, "apex may leave this step out")
+                    yield look.finding(call.at, look.detector.message, step)
 
 
 def _argument(call: ir.Call, position: int, keyword: str) -> ir.Expr | None:

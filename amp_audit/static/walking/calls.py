@@ -11,12 +11,13 @@ from amp_audit.hazards import Watch
 from amp_audit.state import forget
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir
+from amp_audit.static.source.names import is_scheduler
 from amp_audit.static.walking.ducks import is_average
 from amp_audit.static.walking.effects import Effects
 from amp_audit.static.walking.evaluate import Evaluator, Results, fresh
 from amp_audit.static.walking.evaluate import named as called
 from amp_audit.static.walking.flow import Flow
-from amp_audit.static.walking.hot import Heat, gives_dtype, is_scheduler, shards
+from amp_audit.static.walking.hot import Heat, gives_dtype, shards
 from amp_audit.static.walking.values import (
     NONE,
     Func,

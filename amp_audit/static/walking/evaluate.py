@@ -13,6 +13,7 @@ from amp_audit.hazards import Happened, Hazard, Watch
 from amp_audit.state import State, blur, get
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir
+from amp_audit.static.source.names import SKIP
 from amp_audit.static.source.traverse import names_in
 from amp_audit.static.walking.algebra import combine, comparison, descaled, display, merged, subscript, unary, with_item
 from amp_audit.static.walking.boundaries import Boundaries
@@ -45,9 +46,6 @@ from amp_audit.static.walking.world import Frame, Place, World, split, truth_of
 
 if TYPE_CHECKING:
     from amp_audit.static.walking.effects import Effects
-
-SKIP = re.compile(r"skip|overflow|(^|_)(inf|scale)(_|$)|finite|stepped|success|step_was|was_step", re.IGNORECASE)
-"""How code speaks of whether the scaler left a step out."""
 
 Results = list[tuple[Value, World]]
 _PARTIAL = frozenset({events.Kind.ZERO_GRAD, events.Kind.UNSCALE, events.Kind.STEP})

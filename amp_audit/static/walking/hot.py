@@ -51,16 +51,10 @@ _SHORT = 24
 _CHOSEN = (ir.Name, ir.Attr, ir.IfExp, ir.Subscript, ir.Const)
 """What a function that chooses a dtype may return."""
 
-_SCHEDULER = re.compile(r"sched|warmup|(^|_)lr_?decay", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^Adam|^SGD", re.IGNORECASE)
 _MAKES_OPTIMIZER = re.compile(r"optim|^Adam|^SGD", re.IGNORECASE)
 _SCALER = re.compile(r"scaler", re.IGNORECASE)
 _LOGGER = re.compile(r"_?log(ger|ging)?", re.IGNORECASE)
-
-
-def is_scheduler(name: str) -> bool:
-    """Whether something is called a learning-rate scheduler."""
-    return bool(_SCHEDULER.search(name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from amp_audit.events import Event, Kind, Via
 from amp_audit.state import LOW_PRECISION, get, region_dtype
 from amp_audit.static.source import ir
+from amp_audit.static.source.names import is_scheduler
 from amp_audit.static.walking.algebra import combine, descaled, subscript
 from amp_audit.static.walking.byhand import is_gradient, is_weights
 from amp_audit.static.walking.choices import chosen, is_choice
 from amp_audit.static.walking.contexts import place_of
 from amp_audit.static.walking.ducks import OWNING, SCALER_NAME, is_average, tail, tail_of
-from amp_audit.static.walking.hot import is_scheduler
 from amp_audit.static.walking.lineage import (
     FROZEN,
     UNCACHED,
