@@ -174,10 +174,11 @@ def _advancing(look: _Look, where: Where, group: list[tuple[ir.Stmt, bool]]) -> 
                 scaled = _argument(call, 1, "optimizers")
             elif base is not None and scaled is not None and _same(base, scaled):
                 stepped = call
-            elif base is not None and stepped is not None and is_scheduler(last_word(base)):
-                if not asked and not call.args:
-                    step = RawStep(look.module.path, stepped.at, "apex may leave this step out")
-                    yield look.finding(call.at, look.detector.message, step)
+            elif (
+                base is not None and stepped is not None and is_scheduler(last_word(base)) and not (asked or call.args)
+            ):
+                step = RawStep(look.module.path, stepped.at, "apex may leave this step out")
+                yield look.finding(call.at, look.detector.message, step)
 
 
 def _argument(call: ir.Call, position: int, keyword: str) -> ir.Expr | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from amp_audit.static.source import ir
 from amp_audit.static.source.literals import is_literally
+from amp_audit.static.source.names import is_scheduler
 from amp_audit.static.source.traverse import (
     bodies,
     definitions,
