@@ -27,8 +27,11 @@ def histogram(values: torch.Tensor) -> torch.Tensor:
 
     Raises RuntimeError for tensors without strides.
     """
-    bits = values.detach().reshape(-1).float().view(torch.int32)
-    exponents = (bits >> 23) & 0xFF
+    if values.dtype is torch.bfloat16:
+        exponents = values.detach().reshape(-1).view(torch.int16) >> 7
+    else:
+        exponents = values.detach().reshape(-1).float().view(torch.int32) >> 23
+    exponents = exponents.to(torch.uint8)  # drops the sign, which was shifted in
     if values.device.type == "cpu":
         return torch.bincount(exponents, minlength=BINS)
     counts = torch.zeros(BINS, dtype=torch.int64, device=values.device)  # bincount would wait for the device

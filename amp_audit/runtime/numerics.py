@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
 
+from amp_audit.runtime.counts import compare, compare_cast, rounding
 from amp_audit.runtime.dtypes import LOW, short
 from amp_audit.runtime.exponents import Exponents, flushed_shares, named
 from amp_audit.runtime.memory import Memory
@@ -19,17 +21,7 @@ from amp_audit.runtime.origins import Origin, Origins, Result
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Scene
 from amp_audit.runtime.queue import finite
 from amp_audit.runtime.rescale import Rescale, choose
-from amp_audit.runtime.shadow import (
-    CARRIERS,
-    MOVES,
-    base_name,
-    compare,
-    compare_cast,
-    in_float32,
-    repeatable,
-    rounding,
-    tensors,
-)
+from amp_audit.runtime.shadow import CARRIERS, MOVES, base_name, in_float32, part, repeatable, tensors
 from amp_audit.trace.schema import Number
 
 _COPIES = frozenset({"copy_", "_foreach_copy_"})
@@ -163,6 +155,8 @@ class Numerics:
             return
         references: list[torch.Tensor] | None = None
         if again:
+            if not rounded and len(results) == 1:
+                args, kwargs, results[0] = part(func, args, kwargs, results[0])
             try:
                 references = [item for item in in_float32(func, args, kwargs) if item is not None]
             except Exception:  # whatever an operator says when it has no float32 form
@@ -352,6 +346,7 @@ class Numerics:
         )
 
 
+@cache
 def _name(func: Any) -> str:
     return str(func)
 

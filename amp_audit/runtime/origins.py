@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from amp_audit.runtime.memory import Memory
+from amp_audit.runtime.queue import at_once
 
 _NEAR = 2.0**8
 _MOST = 32
@@ -152,11 +153,11 @@ def measured(tensor: torch.Tensor) -> torch.Tensor | list[float]:
     that there is nothing to count.
     """
     low, high = torch.aminmax(tensor)
-    largest = torch.maximum(low.neg(), high).double()
     if tensor.device.type == "cpu":
-        value = float(largest)
+        value = max(-at_once(low), at_once(high))
         if math.isfinite(value):
             return [value, 0.0, 0.0]
+    largest = torch.maximum(low.neg(), high).double()
     return torch.stack([largest, *(torch.count_nonzero(bad).double() for bad in (tensor.isinf(), tensor.isnan()))])
 
 

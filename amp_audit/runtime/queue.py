@@ -15,6 +15,13 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def at_once(value: torch.Tensor) -> float:
+    """The one value of a tensor on the CPU, where nothing is waited for. Raises ValueError for any other."""
+    if value.device.type != "cpu":
+        raise ValueError("a value on a device is read when the step is over")
+    return value.item()
+
+
 def quiet_clone(value: torch.Tensor) -> torch.Tensor | None:
     """A copy made without any mode or autograd seeing it.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import torch
 
-from amp_audit.runtime.dtypes import LOW, flush_threshold
+from amp_audit.runtime.counts import spacing
+from amp_audit.runtime.dtypes import LOW
 
 MOVES = frozenset(
     {
@@ -25,10 +25,13 @@ _UNSAFE = ("rnn", "lstm", "gru", "empty", "dropout", "cudnn", "miopen")
 """Parts of names of operators with hidden state, uninitialised results, or work buffers of the original dtype."""
 
 
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+
 CARRIERS = MOVES | {"add", "add_", "mul", "mul_", "div", "div_"}
 """Operators whose result holds the values of one argument, moved, added to or multiplied."""
 
 
+@cache
 def base_name(func: Any) -> str:
     """The operator's name without namespace and overload, "" for what is no operator."""
     schema = getattr(func, "_schema", None)
@@ -63,6 +66,34 @@ def in_float32(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> l
     return tensors(out)
 
 
+def part(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: torch.Tensor
+) -> tuple[tuple[Any, ...], Mapping[str, Any], torch.Tensor]:
+    """The same operator with less to compute, and the part of its result ``out`` that this gives; enough of it to tell
+    its error from. Products compute some rows, elementwise operators some elements; others stay whole.
+    """
+    step = spacing(out)
+    if step > 1 and base_name(func) in _PRODUCTS:
+        at = slice(min(step, out.shape[-2]) // 2, None, step)  # from the middle: first rows are often masked
+        first = args[: -2 if len(args) > 2 else 0]  # what is added to the product
+        rows = [item[..., at, :] if item.dim() > 1 and item.shape[-2] > 1 else item for item in first]
+        return (*rows, args[-2][..., at, :], args[-1]), kwargs, out[..., at, :]
+    if step > 1 and torch.Tag.pointwise in func.tags:
+        given = [*args, *kwargs.values()]
+        if all(not isinstance(item, torch.Tensor) or _alike(item, out) for item in given) and out.is_contiguous():
+            named = {key: _some(value, step) for key, value in kwargs.items()}
+            return tuple(_some(item, step) for item in args), named, _some(out, step)
+    return args, kwargs, out
+
+
+def _alike(tensor: torch.Tensor, out: torch.Tensor) -> bool:
+    return tensor.dim() == 0 or (tensor.shape == out.shape and tensor.is_contiguous())
+
+
+def _some(value: Any, step: int) -> Any:
+    return value.view(-1)[::step] if isinstance(value, torch.Tensor) and value.dim() else value
+
+
 def tensors(out: Any) -> list[torch.Tensor | None]:
     """The results of an operator as a list, None where one is not a tensor."""
     results = out if isinstance(out, (tuple, list)) else [out]
@@ -75,47 +106,3 @@ def _raised(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([_raised(item) for item in value])
     return torch.float32 if isinstance(value, torch.dtype) and value in LOW else value
-
-
-def compare(reference: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """What rounding to ``out``'s dtype lost: int64 [nonzero, flushed, subnormal, zero], on the device.
-
-    ``reference``: the float32 values before rounding, same shape. ``flushed``: not zero in ``reference`` and at most
-    the flush threshold, zero in ``out``; the threshold keeps sums out that cancel to zero. ``subnormal``: results
-    with 0 < |x| < finfo.tiny. ``zero``: zero in ``reference`` already.
-    """
-    magnitude, result = reference.abs(), out.abs()
-    nonzero = torch.count_nonzero(reference)
-    flushed = torch.count_nonzero((result == 0) & (magnitude > 0) & (magnitude <= flush_threshold(out.dtype)))
-    subnormal = torch.count_nonzero((result > 0) & (result < torch.finfo(out.dtype).tiny))
-    return torch.stack([nonzero, flushed, subnormal, reference.numel() - nonzero])
-
-
-_SAMPLE = 2**14
-"""Elements from which the error of a result is told: enough for a mean of squares, whatever the size of the model."""
-
-
-def rounding(reference: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """How far ``out`` is from the float32 values it should have been rounded from: float64 [squares of the errors,
-    squares of the values, elements], on the device.
-
-    Only elements count that are finite and not subnormal in ``out``'s dtype: there rounding to nearest is off by half
-    of ``finfo.eps`` at most, relative to the value. Of a large result about 16,384 elements are taken, evenly spaced
-    by an odd number, so that they are of all columns.
-    """
-    step = reference.numel() // _SAMPLE | 1
-    values, result = (item.reshape(-1)[::step].double() for item in (reference, out))
-    counted = (values.abs() >= torch.finfo(out.dtype).tiny) & result.isfinite() & values.isfinite()
-    errors = torch.where(counted, result - values, 0.0).square().sum()
-    squares = torch.where(counted, values, 0.0).square().sum()
-    return torch.stack([errors, squares, counted.sum().double()])
-
-
-def compare_cast(source: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """``compare`` of a cast with its own source, and the finite elements that became inf: int64, five numbers."""
-    nonzero = torch.count_nonzero(source)
-    left = torch.count_nonzero(out)
-    result = out.abs()
-    small = torch.count_nonzero(result < torch.finfo(out.dtype).tiny) - (out.numel() - left)
-    overflowed = torch.count_nonzero(result == math.inf) - torch.count_nonzero(source.isinf())
-    return torch.stack([nonzero, nonzero - left, small, source.numel() - nonzero, overflowed])

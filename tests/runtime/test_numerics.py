@@ -9,46 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from amp_audit.runtime.dtypes import flush_threshold
-from amp_audit.runtime.shadow import compare, compare_cast, repeatable
+from amp_audit.runtime.shadow import in_float32, part, repeatable
 from amp_audit.trace.schema import CastRow, Trace
 from tests.runtime.recording import every_step_deep, notes, numbers, recorded
 
 torch.set_num_threads(1)
 
 
-# Definitions
-
-
-@pytest.mark.parametrize(("dtype", "power"), [(torch.float16, -25), (torch.bfloat16, -134)])
-def test_the_flush_threshold_is_the_largest_number_that_becomes_zero(dtype: torch.dtype, power: int) -> None:
-    threshold = flush_threshold(dtype)
-    assert threshold == 2.0**power
-    at = torch.tensor([threshold], dtype=torch.float64)
-    assert at.to(dtype).item() == 0.0
-    assert (at * (1 + 2**-10)).to(dtype).item() > 0.0
-
-
-def test_a_cast_is_counted_element_by_element() -> None:
-    source = torch.tensor([0.0, -0.0, 1.0, 1e-9, -1e-9, 2.0**-25, 1e-6, -3e-5, 7e4, torch.inf, torch.nan])
-    out = source.half()
-    count = compare_cast(source, out).tolist()
-    expected = {
-        "nonzero": sum(x != 0 for x in source.tolist()),
-        "flushed": sum(x != 0 and y == 0 for x, y in zip(source.tolist(), out.tolist(), strict=True)),
-        "subnormal": sum(0 < abs(y) < 2.0**-14 for y in out.tolist()),
-        "zero": sum(x == 0 for x in source.tolist()),
-        "overflowed": sum(
-            abs(y) == torch.inf and abs(x) != torch.inf for x, y in zip(source.tolist(), out.tolist(), strict=True)
-        ),
-    }
-    assert count == list(expected.values())
-    assert expected == {"nonzero": 9, "flushed": 3, "subnormal": 2, "zero": 2, "overflowed": 1}
-
-
-def test_a_sum_that_cancels_is_no_underflow() -> None:
-    reference, out = torch.tensor([1e-3, 1e-9, 0.0]), torch.tensor([0.0, 0.0, 0.0]).half()
-    assert compare(reference, out).tolist() == [2, 1, 0, 1]
+# What is run again
 
 
 def test_what_must_not_run_twice() -> None:
@@ -68,6 +36,44 @@ def test_what_must_not_run_twice() -> None:
         assert repeatable(func) is False, func
     for func in (aten.t.default, aten.view.default, aten.cat.default):
         assert repeatable(func) is None, func
+
+
+aten = torch.ops.aten
+PARTS = {
+    "mm": (aten.mm.default, [(300, 70), (70, 50)], {}),
+    "few rows": (aten.mm.default, [(3, 70), (70, 5000)], {}),
+    "addmm": (aten.addmm.default, [(50,), (300, 70), (70, 50)], {"beta": 0.5, "alpha": 2.0}),
+    "addmm by rows": (aten.addmm.default, [(300, 50), (300, 70), (70, 50)], {}),
+    "bmm": (aten.bmm.default, [(4, 300, 70), (4, 70, 50)], {}),
+    "baddbmm": (aten.baddbmm.default, [(1, 300, 50), (4, 300, 70), (4, 70, 50)], {}),
+    "elementwise": (aten.gelu_backward.default, [(300, 70), (300, 70)], {"approximate": "tanh"}),
+    "a scalar": (aten.mul.Tensor, [(300, 70), ()], {}),
+    "broadcast": (aten.mul.Tensor, [(300, 70), (70,)], {}),
+    "transposed": (aten.mul.Tensor, [(300, 70), (300, 70)], {}),
+    "a sum": (aten.sum.dim_IntList, [(300, 7000)], {"dim": [0]}),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_an_operator_gives_what_the_whole_one_gives(name: str) -> None:
+    func, shapes, kwargs = PARTS[name]
+    torch.manual_seed(0)
+    args = [torch.randn(shape).bfloat16() for shape in shapes]
+    if name == "transposed":
+        args = [arg.t().contiguous().t() for arg in args]
+    if "dim" in kwargs:
+        args.append(kwargs.pop("dim"))
+    out = func(*args, **kwargs)
+    some_args, some_kwargs, some = part(func, tuple(args), kwargs, out)
+    (reference,) = in_float32(func, some_args, some_kwargs)
+    assert reference is not None and reference.shape == some.shape and reference.dtype is torch.float32
+    assert some.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+    torch.testing.assert_close(reference, some.float(), rtol=2**-7, atol=0.02)
+    whole = name in ("broadcast", "transposed", "a sum")
+    assert (some.numel() == out.numel()) is whole
+    assert 2000 <= some.numel() <= 8200 or whole
+    if not whole and some.dim() > 1:
+        assert some.shape[-1] == out.shape[-1]  # all columns
 
 
 # The plants

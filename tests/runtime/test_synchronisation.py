@@ -17,9 +17,11 @@ import torch
 from torch import nn
 
 import amp_audit
+from amp_audit.runtime.counts import compare, compare_cast, rounding
 from amp_audit.runtime.numerics import Numerics
 from amp_audit.runtime.origins import measured
 from amp_audit.runtime.patches import _UNSEEN
+from amp_audit.runtime.queue import at_once
 from amp_audit.runtime.session import Session
 from tests.runtime import programs
 from tests.runtime.recording import every_step_deep, recorded
@@ -122,7 +124,7 @@ def test_no_step_waits_for_the_device(program: Callable[[], None], deep: bool, t
             trace = recorded(program, tmp_path, deep="none")
     assert len(trace.steps) >= 4 and all(step.recorded and step.deep is deep for step in trace.steps)
     assert not [note for step in trace.steps for note in step.notes]
-    found.pop("origins.py:measured", None)  # which asks only tensors that lie on the CPU
+    found.pop("queue.py:at_once", None)  # which asks only tensors that lie on the CPU
     assert found == {}
 
 
@@ -152,16 +154,40 @@ def test_what_the_program_asks_for_itself_is_not_ours(tmp_path: Path) -> None:
     assert found == {}
 
 
-def test_magnitudes_of_what_lies_on_a_device_are_left_there() -> None:
-    class Elsewhere(torch.Tensor):
-        device = torch.device("cuda")  # type: ignore[assignment]
+class Elsewhere(torch.Tensor):
+    device = torch.device("cuda")  # type: ignore[assignment]
 
+
+def elsewhere(values: torch.Tensor) -> torch.Tensor:
+    return values.as_subclass(Elsewhere)
+
+
+def test_only_what_lies_on_the_cpu_is_read_at_once() -> None:
+    assert at_once(torch.tensor(2.5)) == 2.5
+    with pytest.raises(ValueError, match="when the step is over"):
+        at_once(elsewhere(torch.tensor(2.5)))
+
+
+def test_magnitudes_of_what_lies_on_a_device_are_left_there() -> None:
     values = torch.tensor([1.0, -3.0, 2.0])
     with waits() as found:
-        there = measured(values.as_subclass(Elsewhere))
+        there = measured(elsewhere(values))
         assert not found
         here = measured(values)
     assert isinstance(there, torch.Tensor) and there.tolist() == here == [3.0, 0.0, 0.0]
-    assert found["origins.py:measured"] == 1
+    assert set(found) == {"queue.py:at_once"}
     bad = measured(torch.tensor([1.0, torch.inf, torch.nan, -torch.inf]))
     assert isinstance(bad, torch.Tensor) and bad.isnan().tolist() == [True, False, False] and bad[1:].tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_counts_of_what_lies_on_a_device_are_those_of_the_cpu(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for power in (-24, -10, 0, 17):
+        values = torch.randn(40, 30) * (torch.rand(40, 30) > 0.3) * 2.0**power
+        out = values.to(dtype)
+        for count in (compare, compare_cast, rounding):
+            with waits() as found:
+                there = count(elsewhere(values), elsewhere(out))
+                assert not found
+            torch.testing.assert_close(there.as_subclass(torch.Tensor), count(values, out), rtol=1e-6, atol=0.0)
