@@ -389,6 +389,24 @@ def test_ctrl_c_gives_the_report_of_what_was_seen(tmp_path: Path) -> None:
     assert "AMP202" in out and "interrupted after" in out
 
 
+def test_ctrl_c_again_and_again_loses_nothing(tmp_path: Path) -> None:
+    """A terminal's Ctrl-C that is passed on as well comes twice; people press it more often."""
+    after = """
+import os, signal, threading
+def press():
+    while True:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.002)
+threading.Thread(target=press, daemon=True).start()
+time.sleep(60)
+"""
+    source = program(3, bad=True, after="import time")
+    (tmp_path / "train.py").write_text(source + after)
+    process = amp_audit(tmp_path, "train.py")
+    assert process.returncode == 3, process.stderr
+    assert "AMP202" in process.stdout and "interrupted after 3 steps" in process.stdout
+
+
 def test_a_program_that_never_trains_says_so(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nprint(torch.zeros(1))\n")
     result = amp_audit(tmp_path, "train.py")

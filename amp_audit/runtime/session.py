@@ -12,6 +12,7 @@ import atexit
 import multiprocessing.util
 import os
 import platform
+import signal
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -34,6 +36,7 @@ from amp_audit.runtime.clock import Clock, Plan, parse_deep, parse_sample
 from amp_audit.runtime.doctor import switch
 from amp_audit.runtime.place import Places
 from amp_audit.runtime.recording import Recording, unseen
+from amp_audit.runtime.rest import await_rest
 from amp_audit.runtime.tracebacks import Hooks
 from amp_audit.runtime.tracer import LONG_ERROR
 from amp_audit.trace.schema import VERSION, End, EventRow, Header, Number, StepRecord
@@ -102,6 +105,8 @@ class Session:
             self._detach()
             raise
         current = self
+        if self.config.main:
+            atexit.register(await_rest)
         atexit.register(self.close)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
@@ -141,14 +146,15 @@ class Session:
         if current is self:
             current = None
             atexit.unregister(self.close)
-        with self._guard("the end"):
-            self.signals.finish()
-            self._note_error(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
-            self._finish_part()
-        self._detach()
-        if self._header is not None or self.config.main:
+        with _uninterrupted():
             with self._guard("the end"):
-                self._write_end(reason)
+                self.signals.finish()
+                self._note_error(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
+                self._finish_part()
+            self._detach()
+            if self._header is not None or self.config.main:
+                with self._guard("the end"):
+                    self._write_end(reason)
 
     def _detach(self) -> None:
         """The program runs as if we had never been there."""
@@ -397,6 +403,24 @@ class Session:
             yield
         except Exception as error:
             self.note(f"{what} failed: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until this is over: the second of two would cut off the end of what the first one ended."""
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if here else None
+    if before is None:  # handlers belong to the main thread, and one that Python did not set cannot be put back
+        yield
+        return
+    pressed: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pressed.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed and callable(before) and _how_it_ended()[0] != "interrupted":
+            before(*pressed[0])
 
 
 def _trains(module: Any) -> bool:

@@ -40,10 +40,10 @@ class Run:
 
 
 def again_after_abort(run: Callable[[], Run]) -> Run:
-    """What ranks over gloo did, with us or without.
+    """What a program did, with us or without.
 
-    Seen once in hundreds of runs without us: a thread of gloo aborts a process that has finished its work. Such a run
-    is done again, twice at most: what aborts each time is a fault of the program or ours.
+    Seen a few times in thousands of runs without us: a thread of gloo's or of autograd's aborts a process that has
+    finished its work. Such a run is done again, twice at most: what aborts each time is a fault of the program or ours.
     """
     for _ in range(2):
         done = run()
@@ -54,10 +54,20 @@ def again_after_abort(run: Callable[[], Run]) -> Run:
 
 def plainly(command: list[str], cwd: Path, **options: Any) -> Run:
     """Run a Python program without amp-audit."""
-    done = subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=ENVIRONMENT, capture_output=True, timeout=300, check=False, **options
-    )
-    return Run(done.returncode, done.stdout, done.stderr)
+
+    def run() -> Run:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=cwd,
+            env=ENVIRONMENT,
+            capture_output=True,
+            timeout=300,
+            check=False,
+            **options,
+        )
+        return Run(done.returncode, done.stdout, done.stderr)
+
+    return again_after_abort(run)
 
 
 def audited(command: list[str], cwd: Path, **request: Any) -> Run:

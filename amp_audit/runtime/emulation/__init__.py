@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 
 from amp_audit.chips import Emulated, parse
+from amp_audit.runtime.rest import await_rest
 
 
 def begin(text: str, *, dry: bool = False) -> Emulated:
@@ -31,7 +32,7 @@ def begin(text: str, *, dry: bool = False) -> Emulated:
         raise host.UnfitTorch("there is a CUDA device here: run without --emulate, or hide it (CUDA_VISIBLE_DEVICES=)")
     host.set_device_guard()
     host.admit_cuda()
-    atexit.register(host.await_threads)
+    atexit.register(await_rest)
     kernels.load(emulated.chip)
     tf32.install(emulated.chip)
     backend.register()

@@ -9,8 +9,6 @@ is put back, and the program is not run.
 from __future__ import annotations
 
 import ctypes
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -105,44 +103,6 @@ def _outliving(entries: bytes) -> Any:
     address = allocate(len(entries))
     ctypes.memmove(address, entries, len(entries))
     return (ctypes.c_void_p * _SLOTS).from_address(address)
-
-
-def await_threads(patience: float = 5.0) -> None:
-    """Wait until autograd's threads have started; for the end of a program.
-
-    A backward on the device starts one for each of the guard's eight devices. Each takes the interpreter's lock once.
-    One that comes to it when Python has begun to end takes the process down ("terminate called without an active
-    exception"), as short programs on a busy machine did see.
-    """
-    deadline = time.monotonic() + patience
-    while _starting() and time.monotonic() < deadline:
-        time.sleep(0.001)
-
-
-def _starting() -> bool:
-    """Whether there are threads of autograd's that Python does not know yet; False where the system does not tell."""
-    try:
-        names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
-    except OSError:
-        return False
-    engine = sum(name.startswith("pt_autograd") for name in names)
-    return engine > 0 and _known() < engine + sum(map(_of_python, threading.enumerate()))
-
-
-def _of_python(thread: threading.Thread) -> bool:
-    return not isinstance(thread, threading._DummyThread)
-
-
-def _known() -> int:
-    """How many threads have a state in this interpreter."""
-    api = ctypes.pythonapi
-    own, head, following = api.PyInterpreterState_Get, api.PyInterpreterState_ThreadHead, api.PyThreadState_Next
-    own.restype = head.restype = following.restype = ctypes.c_void_p
-    head.argtypes = following.argtypes = [ctypes.c_void_p]
-    count, state = 0, head(own())
-    while state:
-        count, state = count + 1, following(state)
-    return count
 
 
 def _holds(function: Any) -> bool:
