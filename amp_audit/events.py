@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from dataclasses import dataclass
+
+from amp_audit.records import record
 
 Id = Hashable
 """An opaque identity of a scaler, an optimizer, a parameter owner or a region."""
@@ -56,7 +57,7 @@ class Via(str, enum.Enum):
     FRAMEWORK = "framework"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Boundary:
     """A test that comes true every so many iterations, as the last one of an accumulation does.
 
@@ -74,7 +75,7 @@ class Boundary:
     loops: tuple[Id, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Event:
     """One thing a training program does. Positions are kept beside events, never in them.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 from amp_audit.events import Boundary, Event, Id
+from amp_audit.records import record, replace
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Gradients:
     """What is in the ``.grad`` of one parameter owner.
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
 
 from amp_audit.events import Event, Id, Kind, Via
 from amp_audit.protocol import Facts, advance, words
+from amp_audit.records import record
 from amp_audit.rulebook import Detector, Rule, Rulebook
 from amp_audit.state import State
 
 P = TypeVar("P")  # what a half uses as a place
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Trail(Generic[P]):
     """The events of one path, newest first: a linked list, so that paths share what they have in common.
 
@@ -39,7 +40,7 @@ class Trail(Generic[P]):
             step = step.previous
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Hazard(Generic[P]):
     """A rule met at a place, with the steps that led there (oldest first) and what was true.
 

@@ -8,11 +8,11 @@ happened; rules are predicates over them. ``"unknown"`` (and None) satisfies no 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
 from amp_audit import gradients
 from amp_audit.events import Event, Id, Kind, Via
 from amp_audit.gradients import Gradients
+from amp_audit.records import replace
 from amp_audit.state import LOW_PRECISION, Region, Scaler, State, change, get, live_region, put, region_dtype
 
 ANYONE: Id = "*"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from amp_audit.events import Id
 from amp_audit.gradients import Gradients
+from amp_audit.records import record, replace
 
 LOW_PRECISION = frozenset({"float16", "bfloat16"})
 V = TypeVar("V")
 Table = tuple[tuple[Id, V], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Scaler:
     """One GradScaler. ``round``: unknown | open (nothing checked since the last update) | checked. ``whole``: all that
     happened to it since it was built is known. ``used``: a loss was multiplied by its scale since the last update.
@@ -26,7 +26,7 @@ class Scaler:
     used: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Region:
     """One entered autocast region; ``filled``: owners whose weights have a cached low-precision copy.
 
@@ -48,7 +48,7 @@ class Region:
         return self.enabled is True and (self.dtype is None or self.dtype in LOW_PRECISION)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class State:
     """All that the machine remembers. Tables are sorted tuples of pairs, so equal states compare equal."""
 

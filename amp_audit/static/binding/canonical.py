@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 ALIASES: Mapping[str, str] = {
     "torch.autocast": "torch.amp.autocast",
@@ -64,6 +65,7 @@ STAR_EXPORTS: Mapping[str, frozenset[str]] = {
 """What ``from ... import *`` brings, where it matters which of several star imports a name came from."""
 
 
+@lru_cache(maxsize=1 << 16)
 def canonical(dotted: str) -> str:
     """The name by which rules call it, e.g. ``torch.amp.autocast`` for ``torch.autocast``.
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import abc
 import builtins
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
+from amp_audit.records import record
 from amp_audit.static.binding.canonical import STAR_EXPORTS, canonical
 from amp_audit.static.binding.names import Assigned, Bound, Imported, Names, collect
 from amp_audit.static.source import ir
@@ -19,23 +18,26 @@ from amp_audit.static.source.pins import Release
 from amp_audit.static.source.sources import SourceError, Unreadable, find, read_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class External:
     """Something of a library, by its canonical dotted name: ``torch.amp.GradScaler``, ``builtins.print``."""
 
     dotted: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Placed(abc.ABC):
-    """Something at an ordinal of a module; equal when module path and ordinal are."""
+@record(frozen=True, slots=True, eq=False)
+class _Placed:
+    """Something at an ordinal of a module; equal when module path and ordinal are.
+
+    No abstract base class: of these every ``isinstance`` takes ten times as long.
+    """
 
     module: ir.Module
 
     @property
-    @abc.abstractmethod
     def key(self) -> tuple[str, int]:
         """The path and the ordinal."""
+        raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and isinstance(other, _Placed) and self.key == other.key
@@ -44,7 +46,7 @@ class _Placed(abc.ABC):
         return hash(self.key)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class FunctionRef(_Placed):
     """A function of the project."""
 
@@ -55,7 +57,7 @@ class FunctionRef(_Placed):
         return (self.module.path, self.function.at)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class ClassRef(_Placed):
     """A class of the project."""
 
@@ -66,7 +68,7 @@ class ClassRef(_Placed):
         return (self.module.path, self.cls.at)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class ValueRef(_Placed):
     """A variable of a module or class that is assigned exactly once (in each arm, within ``Alternatives``)."""
 
@@ -77,12 +79,17 @@ class ValueRef(_Placed):
         return (self.module.path, self.expr.at)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ModuleRef:
     """A module of the project; ``module`` is None for a folder without ``__init__.py``, or one not read."""
 
     dotted: str
     module: ir.Module | None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The dotted name, and which module is there."""
+        return (self.dotted, id(self.module))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ModuleRef) and self.dotted == other.dotted and self.module is other.module
@@ -91,14 +98,14 @@ class ModuleRef:
         return hash(self.dotted)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Alternatives:
     """Several bindings of one name, in the order of the source: import fallbacks, version gates."""
 
     options: tuple[Binding, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Unknown:
     """Nothing certain is known."""
 
@@ -141,6 +148,8 @@ class Project:
         self._folders: dict[str, str] = {}
         self._found: dict[tuple[str, str], Binding] = {}
         self._open: set[tuple[str, str]] = set()
+        self._imported: dict[tuple[str, str], Binding] = {}
+        self._members: dict[tuple[Hashable, str], Binding] = {}
         self._elsewhere: dict[str, bool] = {}
         self.read_everything = False
         """Whether an answer rests on every file below the root."""
@@ -251,6 +260,20 @@ class Project:
 
     def imported(self, module: ir.Module, target: str) -> Binding:
         """What an import target (``ir.Import.bindings``) means in ``module``."""
+        key = (module.path, target)
+        found = self._imported.get(key)
+        if found is None:
+            found = self._import(module, target)
+            if self._is_settled(found):
+                self._imported[key] = found
+        return found
+
+    def _is_settled(self, found: Binding) -> bool:
+        """Whether an answer is always the same: while others are open it may be unknown only for now, and folders go by
+        a name that others may share."""
+        return not self._open and not (isinstance(found, ModuleRef) and found.module is None)
+
+    def _import(self, module: ir.Module, target: str) -> Binding:
         dotted = target.lstrip(".")
         dots = len(target) - len(dotted)
         parts = dotted.split(".") if dotted else []
@@ -282,13 +305,23 @@ class Project:
         """An attribute of a module or class, inherited ones included; Unknown for all else."""
         if isinstance(binding, External):
             return External(canonical(f"{binding.dotted}.{attr}"))
-        if isinstance(binding, ModuleRef):
-            return self._module_member(binding, attr)
-        if isinstance(binding, ClassRef):
-            return self._class_member(binding, attr)
+        if isinstance(binding, (ModuleRef, ClassRef)):
+            return self._member_of(binding, attr)
         if isinstance(binding, Alternatives):
             return _alternatives([self.member(option, attr) for option in binding.options if not _is_none(option)])
         return UNKNOWN
+
+    def _member_of(self, binding: ModuleRef | ClassRef, attr: str) -> Binding:
+        key = (binding.key, attr)
+        found = self._members.get(key)
+        if found is None:
+            if isinstance(binding, ModuleRef):
+                found = self._module_member(binding, attr)
+            else:
+                found = self._class_member(binding, attr)
+            if self._is_settled(found) and self._is_settled(binding):
+                self._members[key] = found
+        return found
 
     def _module_member(self, binding: ModuleRef, attr: str) -> Binding:
         found: Binding = UNKNOWN

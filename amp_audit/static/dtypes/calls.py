@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 
+from amp_audit.records import replace
 from amp_audit.static.binding import project
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.arguments import Named, dtype_of

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, get_args
 
 from amp_audit import policy
+from amp_audit.records import replace
 from amp_audit.static.binding import project
 from amp_audit.static.binding.fields import Fields
 from amp_audit.static.dtypes.arguments import Named, dtype_of, info_attribute, torch_dtype

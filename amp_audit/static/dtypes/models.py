@@ -5,9 +5,9 @@ from __future__ import annotations
 import abc
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 
+from amp_audit.records import replace
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.arguments import (
     Named,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
+from amp_audit.records import record
 from amp_audit.static.dtypes.values import (
     Const,
     Dtypes,
@@ -17,7 +18,7 @@ Place = tuple[str, int]
 """A module's path and an ordinal in it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Use:
     """An op that the code applies: ``computes`` is the dtype it runs in, after what its region does to it.
 
@@ -43,7 +44,7 @@ class Use:
     within: Place | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Cast:
     """A model made low-precision at a place; ``name`` is what the code calls it. ``default``: it was built while that
     place had made the dtype the default. ``assumed``: the dtype is a default that a caller may replace.
@@ -57,7 +58,7 @@ class Cast:
     assumed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Training:
     """Cast parameters in the hands of an optimizer of ``torch.optim``. ``eps`` is the optimizer's, if it has one."""
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from amp_audit.model import Confidence
+from amp_audit.records import replace
 from amp_audit.rulebook import Rulebook
 from amp_audit.static.binding.project import ClassRef, FunctionRef, ModuleRef, Project
 from amp_audit.static.dtypes import matching, trainings

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
 from typing import Literal, TypeAlias
 
 from amp_audit import policy
+from amp_audit.records import record, replace
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
 
@@ -46,7 +46,7 @@ only as long as no op has used it. ``model``: a model out of sight made it in a 
 op that the region lowers. ``weights``: it is a parameter of a model that was cast. Empty: none of these."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Tensor:
     """``by``: the op that gave it its dtype, for messages. ``assumed``: its dtype rests on an assumption. ``scalar``:
     it is known to have no dimension, and so does not widen the dtype of tensors that have. ``last``: the op that
@@ -68,7 +68,7 @@ class Tensor:
         return bool(self.dtypes & HALVES)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Const:
     """A Python number, text or None. ``assumed``: the default of a parameter, which a caller may replace."""
 
@@ -91,7 +91,7 @@ class Const:
             return math.inf if self.value > 0 else -math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DType:
     """A ``torch.dtype``. ``borrowed``: it is that of some tensor, not one that the code names."""
 
@@ -100,21 +100,21 @@ class DType:
     borrowed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Info:
     """``torch.finfo(dtype)``."""
 
     dtypes: Dtypes
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Items:
     """A tuple or list whose items are known."""
 
     items: tuple[Value, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Table:
     """A dict whose keys are constants."""
 
@@ -127,14 +127,14 @@ class Table:
         return Table((*(pair for pair in self.items if pair[0] != key), (key, value)))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Many:
     """Any number of alike values: a list built in a loop, the chunks of a tensor, an ``nn.ModuleList``."""
 
     item: Value
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Layer:
     """A module of ``torch.nn``: ``op`` is the function it applies, or ``sequential`` with its ``parts`` in order."""
 
@@ -143,7 +143,7 @@ class Layer:
     parts: tuple[Value, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Object:
     """An instance of a class of the project."""
 
@@ -151,7 +151,7 @@ class Object:
     cls: ClassRef
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Opaque:
     """Something unknown that keeps its identity: a parameter, an attribute of one, the result of an unknown call.
 
@@ -166,7 +166,7 @@ class Opaque:
     origin: Origin = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Func:
     """A function of the project, perhaps bound; ``env`` holds the names of the function around it."""
 
@@ -187,7 +187,7 @@ class Func:
         return (self.module.path, self.function.at, self.bound, self.partial)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Method:
     """A method of something that is no object of the project."""
 
@@ -195,13 +195,13 @@ class Method:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Super:
     bound: Value
     cls: ClassRef
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Region:
     """An autocast object. ``enabled`` None: a flag says; such a region counts as live, that is when hazards are.
 
@@ -218,7 +218,7 @@ class Region:
         return self.enabled is not False and bool(self.dtypes & (HALVES | ANY))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Params:
     """The parameters of models. ``partly``: some may be left out (a filter on requires_grad, a named subset)."""
 
@@ -226,12 +226,12 @@ class Params:
     partly: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Optimizer:
     id: Hashable
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Either:
     """One of a few values, from different paths, in the order in which they were met; the order makes no difference."""
 

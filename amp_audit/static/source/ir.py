@@ -7,14 +7,15 @@ the parse.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from amp_audit.records import record
 
 WALRUS = ":="
 """The word for an assignment inside an expression: few definitions have one, and finding it costs a walk over all."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Const:
     """A literal: str, bytes, int, float, complex, bool, None or Ellipsis. Adjacent strings are joined."""
 
@@ -22,20 +23,20 @@ class Const:
     value: object
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Name:
     at: int
     id: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Attr:
     at: int
     base: Expr
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Arg:
     """``value``, ``keyword=value``, ``*value`` or ``**value`` (``star`` is "", "*" or "**")."""
 
@@ -44,21 +45,21 @@ class Arg:
     star: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Call:
     at: int
     func: Expr
     args: tuple[Arg, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Subscript:
     at: int
     base: Expr
     index: Expr  # several indices are a Sequence of kind "tuple"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Slice:
     at: int
     lower: Expr | None
@@ -66,7 +67,7 @@ class Slice:
     step: Expr | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Binary:
     at: int
     op: str  # as written: + - * / // % ** @ & | ^ << >>
@@ -74,21 +75,21 @@ class Binary:
     right: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Unary:
     at: int
     op: str  # - + ~ not
     operand: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Compare:
     at: int
     left: Expr
     rest: tuple[tuple[str, Expr], ...]  # (operator as written, "is not" and "not in" included; right side)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class BoolOp:
     at: int
     op: str  # and | or
@@ -96,7 +97,7 @@ class BoolOp:
     right: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class IfExp:
     at: int
     test: Expr
@@ -104,7 +105,7 @@ class IfExp:
     orelse: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Sequence:
     """A tuple, list or set display. Starred items are ``Starred``."""
 
@@ -113,7 +114,7 @@ class Sequence:
     items: tuple[Expr, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Mapping:
     """A dict display; a key of None is ``**value``."""
 
@@ -121,19 +122,19 @@ class Mapping:
     items: tuple[tuple[Expr | None, Expr], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Starred:
     at: int
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Lambda:
     at: int
     function: Function
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Comprehension:
     """``kind``: list | set | dict | generator. For a dict ``element`` is the value and ``key`` the key."""
 
@@ -144,7 +145,7 @@ class Comprehension:
     loops: tuple[tuple[Expr, Expr, tuple[Expr, ...]], ...]  # (target, iterable, conditions)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Text:
     """An f-string; ``parts`` are its expressions."""
 
@@ -152,20 +153,20 @@ class Text:
     parts: tuple[Expr, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Yield:
     at: int
     value: Expr | None
     delegate: bool = False  # yield from
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Await:
     at: int
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Walrus:
     at: int
     target: Expr
@@ -196,7 +197,7 @@ Expr: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Evaluate:
     """An expression statement."""
 
@@ -204,7 +205,7 @@ class Evaluate:
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Assign:
     """``a = b = value`` (two targets); an annotated assignment with a value is one too."""
 
@@ -213,7 +214,7 @@ class Assign:
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Declare:
     """An annotation without a value (dataclass fields): ``name: annotation``."""
 
@@ -222,7 +223,7 @@ class Declare:
     annotation: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Augment:
     at: int
     target: Expr
@@ -230,46 +231,46 @@ class Augment:
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Return:
     at: int
     value: Expr | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Raise:
     at: int
     value: Expr | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Delete:
     at: int
     targets: tuple[Expr, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Assert:
     at: int
     test: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Break:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Continue:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Pass:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Scope:
     """``global`` or ``nonlocal``."""
 
@@ -278,7 +279,7 @@ class Scope:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Import:
     """``bindings``: (local name, absolute or relative dotted target). A relative target keeps its leading dots.
 
@@ -292,7 +293,7 @@ class Import:
     loads: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class If:
     at: int
     test: Expr
@@ -300,7 +301,7 @@ class If:
     orelse: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class For:
     at: int
     target: Expr
@@ -309,7 +310,7 @@ class For:
     orelse: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class While:
     at: int
     test: Expr
@@ -317,7 +318,7 @@ class While:
     orelse: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class With:
     """``at`` is the statement; each context expression has its own ordinal."""
 
@@ -326,7 +327,7 @@ class With:
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Handler:
     at: int
     type: Expr | None
@@ -334,7 +335,7 @@ class Handler:
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Try:
     at: int
     body: tuple[Stmt, ...]
@@ -343,7 +344,7 @@ class Try:
     final: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Case:
     """``names`` are those that the pattern binds. ``values``: what the subject must equal one of, none where the
     pattern asks for something else, None where it takes anything.
@@ -355,14 +356,14 @@ class Case:
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Match:
     at: int
     subject: Expr
     cases: tuple[Case, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Param:
     """``kind``: positional | keyword (keyword-only) | args (``*args``) | kwargs (``**kwargs``)."""
 
@@ -372,7 +373,7 @@ class Param:
     annotation: Expr | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Function:
     """``words``: every identifier and attribute name in the body, nested definitions included, and ``WALRUS`` where
     there is one."""
@@ -388,7 +389,7 @@ class Function:
     words: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Class:
     at: int
     name: str
@@ -424,7 +425,7 @@ Stmt: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Module:
     """One lowered module. ``path`` is as given to lowering; ``words`` as of Function, for the whole module."""
 

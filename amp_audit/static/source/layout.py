@@ -31,6 +31,7 @@ class Layout:
         self._starts: dict[str, tuple[str, ...]] = {}
         self._dotted: dict[str, str] = {}
         self._holds: dict[str, bool] = {}
+        self._absolute: dict[str, str] = {}
         self.listed: dict[str, str] = {}
         """The listings of the folders that were searched."""
 
@@ -38,6 +39,13 @@ class Layout:
     def asked(self) -> dict[str, bool]:
         """Which absolute paths were found to be files, or none, apart from those given."""
         return {path: found for path, found in self._files.items() if path not in self._given}
+
+    def absolute(self, path: str) -> str:
+        """The absolute path; those of a project are asked for by the ten thousand."""
+        known = self._absolute.get(path)
+        if known is None:
+            known = self._absolute[path] = os.path.abspath(path)
+        return known
 
     def is_file(self, path: str) -> bool:
         """Whether an absolute path is a file, given or on disk."""
@@ -69,7 +77,7 @@ class Layout:
 
     def package(self, path: str) -> str | None:
         """The folder of the outermost package that a file lies in; None for a file in no package."""
-        top = os.path.dirname(os.path.abspath(path))
+        top = os.path.dirname(self.absolute(path))
         if not self.is_package(top):
             return None
         while self.is_package(os.path.dirname(top)):
@@ -118,7 +126,7 @@ class Layout:
 
     def starts(self, path: str) -> tuple[str, ...]:
         """The folders in which an absolute import of the file ``path`` is looked for, nearest first."""
-        own = os.path.dirname(os.path.abspath(path))
+        own = os.path.dirname(self.absolute(path))
         if own not in self._starts:
             self._starts[own] = tuple(self._search(own))
         return self._starts[own]
@@ -149,7 +157,7 @@ class Layout:
 
     def relative(self, path: str, dots: int) -> str:
         """The folder that ``dots`` leading dots mean in the file ``path``."""
-        folder = os.path.dirname(os.path.abspath(path))
+        folder = os.path.dirname(self.absolute(path))
         for _ in range(dots - 1):
             folder = os.path.dirname(folder)
         return folder
@@ -167,7 +175,7 @@ class Layout:
             if not self._is_inside(start) and name != self._own_name(path):
                 continue  # beside the project lie others: an environment's packages, other checkouts
             found = self.child(start, name)
-            if found is None or os.path.abspath(found) == os.path.abspath(path):
+            if found is None or self.absolute(found) == self.absolute(path):
                 continue
             if found.endswith(".py"):
                 return found

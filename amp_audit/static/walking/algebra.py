@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 
+from amp_audit.records import replace
 from amp_audit.static.binding.project import External
 from amp_audit.static.walking.values import (
     NONE,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 from amp_audit.events import Boundary
+from amp_audit.records import record, replace
 from amp_audit.static.source import ir
 from amp_audit.static.walking.algebra import factor
 from amp_audit.static.walking.hot import dotted
@@ -17,7 +17,7 @@ ACCUMULATION = re.compile(r"accum|(^|_)acc(_|$)|micro_?(batch|step)|update_freq|
 """What code calls the number of micro-batches in a step."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Remainder:
     """``(counter + offset) % modulus``, and the key of the modulus as a value."""
 
@@ -84,19 +84,20 @@ class Boundaries:
 
     def reached(self, world: World) -> frozenset[Boundary]:
         """The tests that have come true in the iterations around."""
-        stamps = [world.stamp[:depth] for depth in range(len(world.stamp), 0, -1)]
+        stamps = [f"@{world.stamp[:depth]}" for depth in range(len(world.stamp), 0, -1)]
         return frozenset(
             boundary
             for key, (boundary, truth) in self._tests.items()
-            if any(world.flags.get(name) is truth for name in (key, *(f"{key}@{stamp}" for stamp in stamps)))
+            if any(world.flags.get(name) is truth for name in (key, *(key + stamp for stamp in stamps)))
         )
 
     def missed(self, world: World) -> frozenset[Boundary]:
         """The tests that have not come true in this iteration, on this path or on one that has met it."""
+        sides = list(_sides(world)) if self._tests else []
         return frozenset(
             boundary
             for key, (boundary, truth) in self._tests.items()
-            if any((name, not truth) in decided for name in (key, f"{key}@{world.stamp}") for decided in _sides(world))
+            if any((name, not truth) in decided for name in (key, f"{key}@{world.stamp}") for decided in sides)
         )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from amp_audit.records import replace
 from amp_audit.static.walking.values import (
     Symbol,
     Value,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import abc
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from amp_audit import events
 from amp_audit.hazards import Happened, Hazard, Watch
+from amp_audit.records import replace
 from amp_audit.state import State, blur, get
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from amp_audit.records import record
 from amp_audit.static.source import ir
 from amp_audit.static.source.literals import is_literally
 from amp_audit.static.source.names import is_scheduler
@@ -58,7 +58,7 @@ _SCALER = re.compile(r"scaler", re.IGNORECASE)
 _LOGGER = re.compile(r"_?log(ger|ging)?", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Vocabulary:
     """The identifiers of some code: all of them, and those that are called.
 

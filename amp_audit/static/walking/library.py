@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind
 from amp_audit.policy import DEFAULT_DTYPES
+from amp_audit.records import replace
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import names_in, statements, walk

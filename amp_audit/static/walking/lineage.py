@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from amp_audit.records import replace
 from amp_audit.state import region_dtype
 from amp_audit.static.binding.project import External
 from amp_audit.static.walking.values import (

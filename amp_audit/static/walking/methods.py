@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind, Via
+from amp_audit.records import replace
 from amp_audit.state import LOW_PRECISION, get, region_dtype
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_scheduler

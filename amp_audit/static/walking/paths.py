@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from amp_audit import events
 from amp_audit.hazards import Happened, Hazard, Watch, bounds, give_way, standing
 from amp_audit.model import Confidence
+from amp_audit.records import replace
 from amp_audit.rulebook import Rulebook
 from amp_audit.state import forget
 from amp_audit.static.binding.project import ClassRef, Project

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
+from amp_audit.records import record
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
 
@@ -15,7 +16,7 @@ Owners: TypeAlias = frozenset[Hashable]
 _LONG = 240
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Symbol:
     """Something unknown that keeps its identity: a parameter, an attribute of one, the result of an unknown call.
 
@@ -30,7 +31,7 @@ class Symbol:
     param: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Literal:
     value: object
     kind: str = ""  # the type's name, so that 1 and True and 1.0 stay apart
@@ -43,7 +44,7 @@ class Literal:
 NONE = Literal.of(None)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Condition:
     """A truth value that is not known: ``key`` identifies it, ``negated`` turns it round."""
 
@@ -52,7 +53,7 @@ class Condition:
     volatile: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Scaler:
     """A GradScaler. A disabled one does nothing: scale is the identity and step is the optimizer's own. ``sharded``: it
     tells the other ranks what it finds.
@@ -64,7 +65,7 @@ class Scaler:
     sharded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Scale:
     """``scaler.get_scale()``, read at a place; ``inverse``: one over it."""
 
@@ -73,18 +74,18 @@ class Scale:
     inverse: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Optimizer:
     id: Hashable
     closure: bool = False  # LBFGS and its like need a closure
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Scheduler:
     id: Hashable
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Region:
     """An autocast object; ``dtype`` is None when it cannot be told."""
 
@@ -94,12 +95,12 @@ class Region:
     cache: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class NoGrad:
     """``torch.no_grad()`` or ``torch.inference_mode()``."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Instance:
     """An object of a class that is read, or of an nn.Module of a library (then ``cls`` is None)."""
 
@@ -108,7 +109,7 @@ class Instance:
     model: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Parameters:
     """Parameters, parameter groups or gradients of ``owners``; empty when nobody knows whose. ``part``: perhaps not all
     that they have.
@@ -118,7 +119,7 @@ class Parameters:
     part: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Tensor:
     """A tensor on its way to a loss. ``scaled``: the id of the scaler whose scale it carries; ``doubt``: it may carry
     one that was not seen. ``dtype``: of the autocast region in which it was computed. ``leaf``: made anew from a
@@ -142,21 +143,21 @@ GRADIENT = Tensor(doubt=True)
 """A gradient used as a value: it may carry the scale, and so may what is computed from it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StateDict:
     """The result of ``x.state_dict()``; ``of``: model | optimizer | scaler."""
 
     of: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Items:
     """A tuple, list or set whose items are known."""
 
     items: tuple[Value, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Table:
     """A dict whose string keys are known; ``open``: there may be more in it."""
 
@@ -170,7 +171,7 @@ class Table:
         return Table((*(pair for pair in self.items if pair[0] != key), (key, value)), self.open)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Func:
     """A function of the project, perhaps bound to ``self``; ``env`` is the frame it was defined in."""
 
@@ -190,7 +191,7 @@ class Func:
         return (self.module.path, self.function.at, self.bound)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Partial:
     """``functools.partial(func, *args, **named)``."""
 
@@ -199,7 +200,7 @@ class Partial:
     named: tuple[tuple[str, Value], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Method:
     """A method of something that is not a class of the project."""
 
@@ -207,7 +208,7 @@ class Method:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Super:
     bound: Value
     cls: ClassRef
