@@ -9,9 +9,10 @@ _GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A CUDA device: its compute capability, and what ``torch.cuda.get_device_properties`` tells of a common one.
+    """A device: its compute capability (0.0 where it is not NVIDIA's), and what torch tells of a common one.
 
-    ``memory`` in bytes. From NVIDIA's data sheets and the CUDA C++ Programming Guide's table of compute capabilities.
+    ``memory`` in bytes, ``multiprocessors`` as the device's torch counts them (vector engines of XPU, cores of MPS).
+    From the makers' data sheets and the CUDA C++ Programming Guide's table of compute capabilities.
     """
 
     name: str
@@ -24,13 +25,13 @@ class Chip:
 
     @property
     def bfloat16(self) -> bool:
-        """Whether tensor cores multiply bfloat16 (compute capability 8.0 and above)."""
-        return self.major >= 8
+        """Whether it multiplies bfloat16 in hardware: compute capability 8.0 and above, and the others here."""
+        return self.major >= 8 or self.major == 0
 
     @property
     def float16(self) -> bool:
-        """Whether there are tensor cores at all: they came with 7.0."""
-        return self.major >= 7
+        """Whether it multiplies float16 in hardware: tensor cores came with 7.0; the others here do."""
+        return self.major >= 7 or self.major == 0
 
 
 CHIPS = {
@@ -46,7 +47,12 @@ CHIPS = {
     "sm120": Chip("NVIDIA GeForce RTX 5090", 12, 0, 32 * _GIB, 170, 49152, 96 << 20),
 }
 DEFAULT = "sm80"
-DEVICES = ("cuda",)
+OTHERS = {
+    "xpu": Chip("Intel(R) Data Center GPU Max 1550", 0, 0, 64 * _GIB, 512, 131072, 204 << 20),
+    "mps": Chip("Apple M3 Max", 0, 0, 64 * _GIB, 40, 32768, 48 << 20),
+}
+"""Devices of one chip."""
+DEVICES = ("cuda", *OTHERS)
 
 
 class EmulationError(ValueError):
@@ -55,18 +61,22 @@ class EmulationError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """What is emulated: the device type, and of which chip."""
+    """What is emulated: the device type, and of which chip. ``sm`` is empty where the device has one chip only."""
 
     device: str
     chip: Chip
-    sm: str
+    sm: str = ""
 
 
 def parse(text: str) -> Emulated:
-    """``cuda``, or ``cuda:sm80`` for the chips of that compute capability. Raises EmulationError."""
+    """``cuda``, or ``cuda:sm80`` for the chips of that compute capability, ``xpu``, ``mps``. Raises EmulationError."""
     device, colon, sm = text.lower().partition(":")
     if device not in DEVICES:
         raise EmulationError(f"cannot emulate {text!r}: known devices are {', '.join(DEVICES)}")
+    if device in OTHERS:
+        if colon and sm != "0":
+            raise EmulationError(f"cannot emulate {text!r}: of {device} one chip is known ({OTHERS[device].name})")
+        return Emulated(device, OTHERS[device])
     sm = sm.replace("_", "").replace(".", "") if colon else DEFAULT
     if sm.isdigit():
         sm = f"sm{sm}"

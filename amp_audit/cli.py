@@ -326,8 +326,8 @@ def _add_recording(parser: _Parser) -> None:
     group.add_argument(
         "--emulate",
         type=_device,
-        metavar="cuda[:sm80]",
-        help="run a program written for CUDA on the CPU, in CUDA's precision, as on a chip of that compute capability",
+        metavar="cuda[:sm80]|xpu|mps",
+        help="run a program written for that device on the CPU, in its precision (CUDA: as on a chip of that kind)",
     )
     group.add_argument(
         "--dry-run", action="store_true", help="emulate one step of a model of any size, values left out"

@@ -24,8 +24,9 @@ def story(header: Header) -> Iterator[str]:
             "needs values is missing (underflow, non-finite values, lost updates, the loss scale's course)"
         )
     device = header.emulated.partition(":")[0].upper()
+    capability = f" (compute capability {chip.major}.{chip.minor})" if chip.major else ""
     yield (
-        f"{device} WAS EMULATED on the CPU, as {chip.name} (compute capability {chip.major}.{chip.minor}): "
+        f"{device} WAS EMULATED on the CPU, as {chip.name}{capability}: "
         f"dtypes, casts and which operators run are {device}'s, values are rounded as there except where the CPU's "
         "kernels round otherwise; times, memory and random numbers are not those of a GPU"
     )

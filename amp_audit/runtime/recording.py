@@ -5,6 +5,7 @@ Between recorded steps none of it is there, so the program runs at its own speed
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -86,6 +87,8 @@ class Recording:
         self._modules.home = threading.get_ident()
         self._modules.install()
         self._patches.wrap(torch.cuda.graphs.CUDAGraph, "replay", self._replay)
+        for place, name in _TRACING:
+            self._patches.wrap(place, name, self._trace)
         self.compiled.start()
 
     def stop(self) -> None:
@@ -193,6 +196,24 @@ class Recording:
             return original(graph)
 
         return replay
+
+    def _trace(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """torch.jit.trace sees a convolution's parts only where no mode has seen it whole."""
+
+        @functools.wraps(original)
+        def trace(*args: Any, **kwargs: Any) -> Any:
+            self.unobserved["operators under torch.jit.trace"] += 1
+            with _disable_current_modes():
+                return original(*args, **kwargs)
+
+        return trace
+
+
+_TRACING: tuple[tuple[Any, str], ...] = (
+    (torch.jit._trace, "_trace_impl"),
+    (torch.jit, "trace_module"),
+    (torch.jit, "_get_trace_graph"),
+)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from amp_audit import __version__
+from amp_audit.chips import parse
 from amp_audit.events import Kind
 from amp_audit.runtime import lines
 from amp_audit.runtime.attach import Config
@@ -363,14 +364,13 @@ class Session:
 
     def _make_header(self) -> Header:
         rank, world = _rank()
-        there = self.config.emulate is not None or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        device = "cuda" if there else "cpu"
+        device, name = _device(self.config.emulate)
         return Header(
             schema=VERSION,
             amp_audit=__version__,
             torch=torch.__version__,
             python=platform.python_version(),
-            device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            device=name,
             policy=device,
             rank=rank,
             world_size=world,
@@ -440,6 +440,16 @@ def _leave_process_group() -> None:
     """What a program that is stopped does not come to do: its communication threads would abort the process."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def _device(emulated: str | None) -> tuple[str, str]:
+    """The type of the device that the program computes on, and what it is called."""
+    if emulated is not None:
+        what = parse(emulated)
+        return what.device, what.chip.name
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "cuda", torch.cuda.get_device_name()
+    return "cpu", "cpu"
 
 
 def _beyond_emulation() -> Iterator[str]:

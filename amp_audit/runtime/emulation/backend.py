@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from amp_audit.runtime.emulation import placement, refusals, tf32
+from amp_audit.runtime.emulation import placement, refusals, target, tf32
+from amp_audit.runtime.emulation.bridge import CannotEmulate as CannotEmulate
 from amp_audit.runtime.emulation.bridge import on_device, on_host, over_storage
 from amp_audit.runtime.emulation.memory import out_of_memory
 from amp_audit.runtime.emulation.placement import Devices
@@ -39,12 +40,8 @@ _ACCUMULATED = frozenset(
 _FLOAT32_RESULTS = {"native_layer_norm": (1, 2), "native_batch_norm": (1, 2), "_native_batch_norm_legit": (1, 2)}
 """Results (by position) that CUDA leaves in float32 when the inputs are half: means and inverse deviations."""
 
-_HIDDEN_WRITES: dict[str, tuple[int, ...]] = {"native_batch_norm": (3, 4)}
+HIDDEN_WRITES: dict[str, tuple[int, ...]] = {"native_batch_norm": (3, 4)}
 """Arguments (by position) that are changed although the schema does not say so: running statistics."""
-
-
-class CannotEmulate(NotImplementedError):
-    """What the program asks of CUDA has no equivalent on the CPU; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,13 +93,22 @@ def plan(op: Any) -> Plan:
         any(argument.name == "generator" for argument in schema.arguments),
         torch.Tag.nondeterministic_seeded in op.tags,
         name in _ACCUMULATED,
-        refusals.REFUSALS.get(name),
+        refusals.REFUSALS.get(name) if target.kind.name == "cuda" else None,
         tf32.OPERANDS.get(name),
     )
 
 
+taken_by: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None
+"""Who runs operators in place of ``execute``: the graph that is being captured."""
+
+
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator whose tensors (some of them) are on the emulated device."""
+    return execute(op, args, kwargs) if taken_by is None else taken_by(op, args, kwargs)
+
+
+def execute(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run it now."""
     with Below():
         special = SPECIAL.get(op._schema.name)
         if placement.SEVERAL:
@@ -195,7 +201,7 @@ def in_float32(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], low: f
     wide = tuple(map(_widened, args))
     given = {key: _widened(value) for key, value in kwargs.items()}
     out = plan.op(*wide, **given)
-    for key in (*plan.written, *_HIDDEN_WRITES.get(plan.name, ())):
+    for key in (*plan.written, *HIDDEN_WRITES.get(plan.name, ())):
         narrow, result = (args[key], wide[key]) if isinstance(key, int) else (kwargs.get(key), given.get(key))
         _write_back(narrow, result)
     if len(low) > 1 or kwargs.get("dtype") is not None or kwargs.get("out_dtype") is not None:
@@ -244,7 +250,7 @@ def fill(out: Any, result: Any) -> None:
         return
     if out.shape != result.shape:
         out.resize_(result.shape)
-    (on_host(out) if out.is_cuda else out).copy_(result)
+    (on_host(out) if target.there(out) else out).copy_(result)
 
 
 def returned(plan: Plan, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, crosses: bool = True) -> Any:
@@ -252,8 +258,8 @@ def returned(plan: Plan, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not plan.returns:
         return None
     results = out if len(plan.returns) > 1 or isinstance(out, tuple) else (out,)
-    target = kwargs.get("device")
-    stays = not crosses or (target is not None and torch.device(target).type != "cuda")
+    place = kwargs.get("device")
+    stays = not crosses or (place is not None and torch.device(place).type != target.kind.name)
     crossed = [
         (result if stays else back(result)) if key is None else (args[key] if isinstance(key, int) else kwargs[key])
         for key, result in zip(plan.returns, results)
@@ -315,16 +321,16 @@ def _view(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _set(op: Any, tensor: torch.Tensor, source: Any = None, *place: Any) -> torch.Tensor:
     """Point a tensor to other memory: that of a tensor, or of a storage."""
     if source is None:
-        target = on_device(torch.empty(0, dtype=tensor.dtype))
+        made = on_device(torch.empty(0, dtype=tensor.dtype))
     elif isinstance(source, torch.Tensor):
-        target = torch.ops.aten.alias.default(source)
+        made = torch.ops.aten.alias.default(source)
     else:
-        target = on_device(over_storage(source).view(tensor.dtype))
+        made = on_device(over_storage(source).view(tensor.dtype))
     if place:
         offset, size, *stride = place
         strides = stride[0] if stride and (stride[0] or not size) else contiguous_strides(size)
-        target = torch.ops.aten.as_strided.default(target, size, strides, offset)
-    tensor.data = target
+        made = torch.ops.aten.as_strided.default(made, size, strides, offset)
+    tensor.data = made
     return tensor
 
 
@@ -341,13 +347,13 @@ def _resize(op: Any, tensor: torch.Tensor, size: Any, *, memory_format: Any = No
     shape = torch.empty(size, dtype=tensor.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
     needed = (tensor.storage_offset() + shape.numel()) * tensor.itemsize
     storage = tensor.untyped_storage()
-    target = tensor
+    made = tensor
     if needed > storage.nbytes():
         grown = torch.empty(needed, dtype=torch.uint8)
         if storage.nbytes():
             grown[: storage.nbytes()] = over_storage(storage)
-        target = on_device(grown.view(tensor.dtype))
-    tensor.data = torch.ops.aten.as_strided.default(target, shape.shape, shape.stride(), tensor.storage_offset())
+        made = on_device(grown.view(tensor.dtype))
+    tensor.data = torch.ops.aten.as_strided.default(made, shape.shape, shape.stride(), tensor.storage_offset())
     return tensor
 
 
@@ -378,7 +384,7 @@ def unknown(op: Any, *args: Any, **kwargs: Any) -> Any:
     except NotImplementedError as error:
         if isinstance(error, CannotEmulate):
             raise
-        raise CannotEmulate(f"amp-audit cannot emulate {op}: it has a kernel for CUDA only") from error
+        raise CannotEmulate(f"amp-audit cannot emulate {op}: it has a kernel for {target.kind.key} only") from error
 
 
 def by_name(name: str) -> Callable[..., Any]:
@@ -392,6 +398,14 @@ def by_name(name: str) -> Callable[..., Any]:
         return run(known[0], *args, **kwargs)
 
     return kernel
+
+
+_UNLIKE = {"Sparse": "sparse", "SparseCsr": "sparse", "Quantized": "quantized", "NestedTensor": "nested"}
+"""Tensors that are not plain memory, by the beginning of their dispatch keys."""
+
+
+def _refuse(what: str, op: Any, *args: Any, **kwargs: Any) -> Any:
+    raise CannotEmulate(f"amp-audit cannot emulate {what} {target.kind.key} tensors ({op})")
 
 
 Library: Any = torch.library.Library
@@ -413,15 +427,22 @@ STRUCTURAL = COMPOSED | VIEWED | {"set_", "resize_", "is_set_to", "record_stream
 """Those, and operators with kernels of their own that compute nothing."""
 
 
+_TRACED_WITHIN = frozenset({"convolution"})
+"""Operators that ``torch.jit.trace`` does not record, but what torch composes them of (``_convolution``)."""
+
+
 def register() -> None:
-    """Give the CUDA key a kernel for every operator that has one for the CPU or for all devices, and a fallback."""
-    library: Any = torch._C._dispatch_library("IMPL", "aten", "CUDA", __file__, 0)
+    """Give the device's key a kernel for every operator that has one for the CPU or for all devices, and a fallback."""
+    library: Any = torch._C._dispatch_library("IMPL", "aten", target.kind.key, __file__, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in filter(_needs_kernel, _operators()):
-            library.impl(name, "CUDA", by_name(name), False)
+            library.impl(name, target.kind.key, by_name(name), False)
     fallback: Any = Library("_", "IMPL")
-    fallback.fallback(unknown, "CUDA")
+    fallback.fallback(unknown, target.kind.key)
+    for key, what in _UNLIKE.items():
+        if hasattr(core.DispatchKey, f"{key}{target.kind.key}"):
+            fallback.fallback(functools.partial(_refuse, what), f"{key}{target.kind.key}")
     _libraries.extend((library, fallback))
 
 
@@ -437,13 +458,13 @@ def _operators() -> list[str]:
 
 
 def _needs_kernel(name: str) -> bool:
-    if name.partition(".")[0] in COMPOSED or name.startswith(("sparse", "_sparse", "_coalesced")):
+    if name.partition(".")[0] in COMPOSED | _TRACED_WITHIN or name.startswith(("sparse", "_sparse", "_coalesced")):
         return False
     full = f"aten::{name}"
     try:
-        return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in _KEYS)
+        return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in (*_KEYS, target.kind.key))
     except RuntimeError:  # TorchScript's own, which the dispatcher does not know
         return False
 
 
-_KEYS = ("CPU", "CompositeExplicitAutograd", "CUDA")
+_KEYS = ("CPU", "CompositeExplicitAutograd")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from amp_audit.runtime.emulation import target
 from amp_audit.runtime.emulation.backend import run
 
 _libraries: list[Any] = []
@@ -20,13 +21,13 @@ def install() -> None:
     """Let ``init_process_group`` take ``nccl``, and collectives take CUDA tensors."""
     if not torch.distributed.is_available():
         return
-    library: Any = torch._C._dispatch_library("IMPL", "c10d", "CUDA", __file__, 0)
+    library: Any = torch._C._dispatch_library("IMPL", "c10d", target.kind.key, __file__, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for full in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
+        for full in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):  # a CPU build has those
             namespace, _, name = full.partition("::")
             if namespace == "c10d":
-                library.impl(name, "CUDA", _collective(name), False)
+                library.impl(name, target.kind.key, _collective(name), False)
     _libraries.append(library)
     c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
     logger: Any = torch._C._distributed_c10d.Logger

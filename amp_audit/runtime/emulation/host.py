@@ -1,7 +1,7 @@
-"""Make a torch that was built without CUDA believe that it was built with it, on a machine without a device.
+"""Make a torch that was built without a device believe that it was built with it, on a machine without one.
 
-Two things of torch's core are in the way, and neither can be set from Python: CUDA has no device guard, and the hooks
-that say what was built say no. Autograd asks both about every CUDA tensor in a backward. Builds with CUDA have them
+Two things of torch's core are in the way, and neither can be set from Python: the device has no guard, and the hooks
+that say what was built say no. Autograd asks both about every tensor in a backward. Builds with the device have them
 but ask a driver that is not there. All is looked up by name and tried before it is relied on; what is not as expected
 is put back, and the program is not run.
 """
@@ -14,37 +14,82 @@ from typing import Any
 
 import torch
 
+from amp_audit.runtime.emulation.target import Kind
+
 
 class UnfitTorch(RuntimeError):
     """This torch cannot be made to emulate; the message says what it lacks."""
 
 
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10::impl::device_guard_impl_registry
-_CUDA_TYPE = 1  # c10::DeviceType
+_LENDER = 20  # c10::DeviceType::PrivateUse1
+_kept: list[Any] = []
+"""What torch's core points to, and does not own."""
 
 
-def set_device_guard() -> None:
-    """Give torch a guard for CUDA, which a CPU build lacks: autograd and autocast ask it for the current device.
+def check_that_none_is_there() -> None:
+    """Raises UnfitTorch where there is a device, of any kind: torch's core knows one accelerator."""
+    if torch.cuda.is_available():
+        raise UnfitTorch("there is a CUDA device here: run without --emulate, or hide it (CUDA_VISIBLE_DEVICES=)")
+    if torch.xpu.is_available() or torch.backends.mps.is_available():
+        raise UnfitTorch("there is a GPU here: run without --emulate")
 
-    torch has one that does nothing, for builds with CUDA on machines without a device, and puts it in place of a guard
-    that counts no devices (``ensureCUDADeviceGuardSet`` in c10/core/impl/DeviceGuardImplInterface.cpp). A CPU build has
-    none to be replaced, so it is lent one for the time of that call. Raises UnfitTorch where torch does not have it.
+
+def set_device_guard(kind: Kind) -> None:
+    """Give torch a guard for the device, which a CPU build lacks: autograd and autocast ask it for the current device.
+
+    Raises UnfitTorch where torch has none to give.
+    """
+    try:
+        guards = (ctypes.c_void_p * (_LENDER + 1)).in_dll(ctypes.CDLL(str(_library("c10"))), _GUARDS)
+    except (OSError, ValueError) as error:
+        raise UnfitTorch(f"torch {torch.__version__} does not show its device guards: {error}") from None
+    if kind.name == "cuda":
+        _take_cudas_guard(guards, kind.number)
+    else:
+        _take_pythons_guard(guards, kind)
+
+
+def _take_cudas_guard(guards: Any, number: int) -> None:
+    """The guard that does nothing, which torch has for builds with CUDA on machines without a device.
+
+    torch puts it in place of a guard that counts no devices (``ensureCUDADeviceGuardSet`` in
+    c10/core/impl/DeviceGuardImplInterface.cpp). A CPU build has none to be replaced, so it is lent one for the time of
+    that call.
     """
     ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
     if ensure is None:
         raise UnfitTorch(f"torch {torch.__version__} is too old to be emulated on: it cannot do without a CUDA guard")
-    try:
-        guards = (ctypes.c_void_p * (_CUDA_TYPE + 1)).in_dll(ctypes.CDLL(str(_library("c10"))), _GUARDS)
-    except (OSError, ValueError) as error:
-        raise UnfitTorch(f"torch {torch.__version__} does not show its device guards: {error}") from None
     lent = None
-    if not guards[_CUDA_TYPE]:
+    if not guards[number]:
         lent = _Countless()
-        guards[_CUDA_TYPE] = lent.address
+        guards[number] = lent.address
     ensure()
-    if lent is not None and guards[_CUDA_TYPE] == lent.address:
-        guards[_CUDA_TYPE] = None
+    if lent is not None and guards[number] == lent.address:
+        guards[number] = None
         raise UnfitTorch(f"torch {torch.__version__} did not set a guard for CUDA")
+
+
+def _take_pythons_guard(guards: Any, kind: Kind) -> None:
+    """The guard that torch has for backends written in Python: one device, one stream, and its type asked of Python.
+
+    torch registers it for PrivateUse1 alone (torch/csrc/acc/Module.cpp); from there it is moved to the device's place.
+    """
+    acc: Any = getattr(torch._C, "_acc", None)
+    base: Any = getattr(acc, "DeviceGuard", None)
+    if base is None:
+        raise UnfitTorch(f"torch {torch.__version__} has no device guard that could be {kind.key}'s")
+    own = getattr(torch._C._autograd.DeviceType, kind.key)
+
+    class Guard(base):  # type: ignore[misc]
+        def type_(self) -> Any:
+            return own
+
+    guard = Guard()
+    if not acc.register_python_privateuseone_device_guard(guard):
+        raise UnfitTorch("a backend of another device (PrivateUse1) is loaded")
+    guards[kind.number], guards[_LENDER] = guards[_LENDER], None
+    _kept.append(guard)
 
 
 class _Countless:
@@ -62,8 +107,8 @@ _SLOTS = 64
 """More than the interface has virtual functions."""
 
 
-def admit_cuda() -> None:
-    """Let ``at::getAccelerator`` answer CUDA. Raises UnfitTorch where that cannot be done.
+def admit(kind: Kind) -> None:
+    """Let ``at::getAccelerator`` answer the device. Raises UnfitTorch where that cannot be done.
 
     The hooks are one object with virtual functions (ATen/detail/AcceleratorHooksInterface.h: destructors, ``isBuilt``,
     ``isAvailable``, ``hasPrimaryContext``). It gets a copy of its table in which ``isBuilt`` says yes, and
@@ -71,10 +116,10 @@ def admit_cuda() -> None:
     """
     library = ctypes.CDLL(str(_library("torch_cpu")))
     try:
-        get_hooks = library[_HOOKS]
+        get_hooks = library[kind.hooks]
         yes = next(function for function in (library[name] for name in _PREDICATES) if _holds(function))
     except (AttributeError, StopIteration) as error:
-        raise UnfitTorch(f"torch {torch.__version__} does not show its CUDA hooks: {error}") from None
+        raise UnfitTorch(f"torch {torch.__version__} does not show its {kind.key} hooks: {error}") from None
     get_hooks.restype = ctypes.c_void_p
     hooks = ctypes.c_void_p.from_address(get_hooks())
     found = hooks.value
@@ -83,17 +128,32 @@ def admit_cuda() -> None:
     table = _outliving(ctypes.string_at(found - before, 8 * _SLOTS))
     table[_PRIMARY_CONTEXT] = table[_IS_AVAILABLE]
     table[_IS_BUILT] = ctypes.cast(yes, ctypes.c_void_p).value
+    if kind.name == "xpu":
+        _know_memory(table, kind.number)
     hooks.value = ctypes.addressof(table) + before
-    if str(torch._C._accelerator_getAccelerator()) != "cuda":
+    if str(torch._C._accelerator_getAccelerator()) != kind.name:
         hooks.value = found
-        raise UnfitTorch(f"torch {torch.__version__} cannot be told that it has CUDA")
+        raise UnfitTorch(f"torch {torch.__version__} cannot be told that it has {kind.key}")
 
 
-_HOOKS = "_ZN2at6detail12getCUDAHooksEv"  # at::detail::getCUDAHooks
+def _know_memory(table: Any, number: int) -> None:
+    """DLPack asks XPU's hooks on which device memory lies, and which number that has: all is on the first.
+
+    A ``c10::Device`` comes back in a register: the type in the low byte, the index in the next.
+    """
+    device = ctypes.CFUNCTYPE(ctypes.c_int16, ctypes.c_void_p, ctypes.c_void_p)(lambda this, data: number)
+    index = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(lambda this, place: 0)
+    for place, function in ((_DEVICE_FROM_POINTER, device), (_GLOBAL_INDEX, index)):
+        table[place] = ctypes.cast(function, ctypes.c_void_p).value
+        _kept.append(function)
+
+
 _PREDICATES = ("_ZN2at7Context9hasOpenMPEv", "_ZN2at7Context9hasLAPACKEv", "_ZN2at7Context9hasMKLDNNEv")
 """Functions of ATen that take nothing and say yes or no; one that says yes is needed."""
-_IS_BUILT, _IS_AVAILABLE, _PRIMARY_CONTEXT = 4, 5, 6
+_IS_BUILT, _IS_AVAILABLE, _PRIMARY_CONTEXT, _DEVICE_FROM_POINTER = 4, 5, 6, 15
 """Places in the table: after the two entries before the functions, and two destructors."""
+_GLOBAL_INDEX = 20
+"""The third that XPU's hooks add (ATen/detail/XPUHooksInterface.h: ``getGlobalIdxFromDevice``)."""
 
 
 def _outliving(entries: bytes) -> Any:
@@ -103,6 +163,19 @@ def _outliving(entries: bytes) -> Any:
     address = allocate(len(entries))
     ctypes.memmove(address, entries, len(entries))
     return (ctypes.c_void_p * _SLOTS).from_address(address)
+
+
+def try_memory(kind: Kind) -> None:
+    """See whether tensors come to the device and back. Raises UnfitTorch where they do not."""
+    from amp_audit.runtime.emulation.bridge import on_device, on_host
+
+    try:
+        moved = on_device(torch.ones(1))
+        arrived = (moved.device.type, on_host(moved).item())
+    except (RuntimeError, BufferError, AssertionError) as error:
+        raise UnfitTorch(f"torch {torch.__version__} does not take memory for {kind.key}: {error}") from None
+    if arrived != (kind.name, 1.0):
+        raise UnfitTorch(f"torch {torch.__version__} does not take memory for {kind.key}")
 
 
 def _holds(function: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Operators that CUDA has and the CPU has not, made of what the CPU has."""
+"""Operators that a GPU has and the CPU has not, made of what the CPU has."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from amp_audit.chips import Chip
 from amp_audit.runtime.emulation import normalization as normalization
 from amp_audit.runtime.emulation import recurrent as recurrent
+from amp_audit.runtime.emulation import target
 from amp_audit.runtime.emulation.attention import Attention
 from amp_audit.runtime.emulation.backend import LOW, Library, fill, special
 from amp_audit.runtime.emulation.bridge import on_device, on_host
@@ -22,16 +23,37 @@ _libraries: list[Any] = []
 def load(chip: Chip) -> None:
     """Register what is composed of other operators; those below and in the other modules are by their import."""
     library = Library("aten", "IMPL")
-    attention = Attention(chip)
     core: Any = torch._C
+    attention: Any = _plain_attention
+    if target.kind.name == "cuda":
+        attention = Attention(chip)
+        core._is_flash_attention_available = lambda: True
+        core._can_use_flash_attention = functools.partial(attention.can_use, "flash")
+        core._can_use_mem_efficient_attention = functools.partial(attention.can_use, "efficient")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for key in ("CUDA", "AutogradCUDA"):
+        for key in (target.kind.key, f"Autograd{target.kind.key}"):
             library.impl("scaled_dot_product_attention", attention, key)
     _libraries.append(library)
-    core._is_flash_attention_available = lambda: True
-    core._can_use_flash_attention = functools.partial(attention.can_use, "flash")
-    core._can_use_mem_efficient_attention = functools.partial(attention.can_use, "efficient")
+
+
+def _plain_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attention of plain operators in the dtype of its inputs: which kernel XPU and MPS choose is not followed."""
+    with torch.autocast(target.kind.name, enabled=False):
+        out: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    return out
 
 
 @special("native_dropout")

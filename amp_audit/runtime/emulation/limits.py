@@ -13,9 +13,11 @@ GPU_ONLY = frozenset(
 )
 """Packages whose kernels are compiled for GPUs."""
 
-_LACKING = re.compile(r"dummy base class (\w+)|'torch\._C' has no attribute '(_cuda_\w+)'")
+_LACKING = re.compile(
+    r"dummy base class (\w+)|'torch\._C' has no attribute '(_(?:cuda|cudart|cudnn|nccl|host|xpu|mps)_?\w*)'"
+)
 """How a torch for the CPU says that it lacks a class or a function of CUDA's."""
-_BUILDING = ("CUDA_HOME", "nvcc", "No CUDA runtime is found")
+_BUILDING = ("CUDA_HOME", "nvcc", "No CUDA runtime is found", "NVRTC")
 
 
 def explain(error: BaseException) -> str | None:
@@ -30,8 +32,8 @@ def explain(error: BaseException) -> str | None:
     missing = _LACKING.search(text)
     if missing is not None:
         return f"the program uses torch's {missing[1] or missing[2]}, which cannot be emulated"
-    if "'SparseCUDA'" in text or "'SparseCsrCUDA'" in text:
-        return "the program uses sparse CUDA tensors, which cannot be emulated"
     if isinstance(error, OSError) and any(word in text for word in _BUILDING):
         return f"the program compiles CUDA kernels of its own, which cannot be emulated ({text.partition(chr(10))[0]})"
+    if text.startswith("Error building extension") and "nvcc" in text:
+        return "the program compiles CUDA kernels of its own, which cannot be emulated"
     return None

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from amp_audit.runtime.emulation import target
+
 _BYTES = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
 _COUNTS = ("allocation", "active", "segment")
 _NOTHING = ("inactive_split_bytes", "inactive_split")
@@ -57,7 +59,7 @@ def held() -> int:
 def _storages() -> Iterator[int]:
     seen: set[int] = set()
     for item in gc.get_objects():
-        if issubclass(type(item), torch.Tensor) and item.is_cuda and item.layout is torch.strided:
+        if issubclass(type(item), torch.Tensor) and target.there(item) and item.layout is torch.strided:
             own = item.untyped_storage()
             if own._cdata not in seen:
                 seen.add(own._cdata)
@@ -71,5 +73,6 @@ def out_of_memory(error: RuntimeError) -> Exception | None:
         return None
     amount = int(refused[1]) / 2**30
     return torch.OutOfMemoryError(
-        f"CUDA out of memory. Tried to allocate {amount:.2f} GiB. (Emulated by amp-audit: it is this machine's memory)"
+        f"{target.kind.key} out of memory. Tried to allocate {amount:.2f} GiB. "
+        "(Emulated by amp-audit: it is this machine's memory)"
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from amp_audit.runtime.emulation import target
 from amp_audit.runtime.emulation.bridge import aim, on_host
 
 CPU = torch.device("cpu")
@@ -33,13 +34,16 @@ _MOST = 8
 
 
 def count() -> int:
-    """One device; under a launcher as many as it started processes, each of which uses its own."""
+    """One device; of CUDA, under a launcher, as many as it started processes, each of which uses its own."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return min(int(local), _MOST) if local.isdigit() else 1
+    return min(int(local), _MOST) if local.isdigit() and target.kind.name == "cuda" else 1
 
+
+current: Any = torch._C._accelerator_getDeviceIndex
+"""The index of the current device."""
 
 SEVERAL = False
-"""Whether tensors are put on devices of several indices; with one all are on ``cuda:0``, and nobody looks."""
+"""Whether tensors are put on devices of several indices; with one all have index 0, and nobody looks."""
 
 
 def several(obeyed: bool) -> None:
@@ -49,27 +53,27 @@ def several(obeyed: bool) -> None:
 
 
 def index_of(device: torch.device) -> int:
-    """The index of a CUDA device, which is the current one's if it has none. Raises as CUDA does beyond the last."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    if index >= torch.cuda.device_count():
-        raise RuntimeError("CUDA error: invalid device ordinal")
+    """The index of an emulated device, the current one's if it has none. Raises as CUDA does beyond the last."""
+    index = current() if device.index is None else device.index
+    if index >= count():
+        raise RuntimeError(f"{target.kind.key} error: invalid device ordinal")
     return index
 
 
 def take_aim(args: Iterable[Any], kwargs: dict[str, Any]) -> None:
     """Results of an operator go to the device asked for, else to that of its first tensor, else to the current one."""
     device = kwargs.get("device")
-    if isinstance(device, torch.device) and device.type == "cuda":
+    if isinstance(device, torch.device) and device.type == target.kind.name:
         aim.index = index_of(device)
         return
     first = _first((*args, *kwargs.values()))
-    aim.index = torch.cuda.current_device() if first is None else first
+    aim.index = current() if first is None else first
 
 
 def _first(values: Iterable[Any]) -> int | None:
     for value in values:
         if isinstance(value, torch.Tensor):
-            if value.is_cuda:
+            if target.there(value):
                 return value.get_device()
         elif isinstance(value, (list, tuple)):
             found = _first(value)
@@ -92,7 +96,7 @@ class Devices:
     def cross(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             self.dtypes.add(value.dtype)
-            if value.is_cuda:
+            if target.there(value):
                 self.device = True
                 if SEVERAL and value.dim() > 0 and value.get_device() != aim.index:
                     self._others = value.get_device()
@@ -101,7 +105,7 @@ class Devices:
             return value
         if isinstance(value, (list, tuple)):
             return type(value)(map(self.cross, value))
-        if isinstance(value, torch.device) and value.type == "cuda":
+        if isinstance(value, torch.device) and value.type == target.kind.name:
             index_of(value)
             return CPU
         return value
@@ -109,7 +113,7 @@ class Devices:
     def check(self, op: Any, name: str, args: tuple[Any, ...]) -> None:
         """Raises RuntimeError as CUDA does where an operator does not take tensors of both devices."""
         if self._others is not None and name not in MIXED:
-            raise _apart(op, f"cuda:{self._others}")
+            raise _apart(op, f"{target.kind.name}:{self._others}")
         if not (self.device and self._host):
             return
         if name not in MIXED:
@@ -119,15 +123,16 @@ class Devices:
 
 
 def _check_indices(op: Any, tensor: torch.Tensor, indices: Any, values: torch.Tensor | None = None) -> None:
-    if not tensor.is_cuda and any(index is not None and index.is_cuda for index in indices):
+    if not target.there(tensor) and any(index is not None and target.there(index) for index in indices):
         raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
-    if isinstance(values, torch.Tensor) and values.dim() > 0 and values.is_cuda != tensor.is_cuda:
+    if isinstance(values, torch.Tensor) and values.dim() > 0 and target.there(values) != target.there(tensor):
         raise _apart(op)
 
 
 def _apart(op: Any, other: str = "cpu") -> RuntimeError:
+    here = f"{target.kind.name}:{aim.index}"
     return RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, cuda:{aim.index} and {other}! "
+        f"Expected all tensors to be on the same device, but found at least two devices, {here} and {other}! "
         f"(when checking arguments of {op})"
     )
 

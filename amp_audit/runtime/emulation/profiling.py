@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
+import torch
+
+from amp_audit.runtime.emulation import target
 from amp_audit.runtime.emulation.memory import held
+
+
+def install() -> None:
+    """Let torch's profilers record the CPU when they are told to record the device, and draw no timeline."""
+    profiler: Any = torch.autograd.profiler
+    begin = profiler.profile.__init__
+
+    @functools.wraps(begin)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        if self.use_device == target.kind.name:
+            self.use_device = None
+            self.profiler_kind = torch._C._profiler.ProfilerState.KINETO
+
+    profiler.profile.__init__ = __init__
+    profiler.emit_nvtx.__enter__ = lambda self: self if self.enabled else None
+    profiler.emit_nvtx.__exit__ = lambda self, *error: False if self.enabled else None
 
 
 class Ranges:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from amp_audit.runtime.emulation import target
+
 _OWN: Any = torch._C.Generator
 _SEED = 67280421310721  # c10::detail's default_rng_seed_val
 _STATE = struct.Struct("<QQ")
@@ -19,12 +21,12 @@ _STEP = 4  # Philox makes four numbers at a time
 
 
 class Generator(_OWN):  # type: ignore[misc]
-    """``torch.Generator`` that can be of CUDA."""
+    """``torch.Generator`` that can be of the emulated device."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         self = super().__new__(cls)
         place = torch.device(device)
-        self._place = torch.device("cuda", place.index or 0) if place.type == "cuda" else place
+        self._place = torch.device(place.type, place.index or 0) if place.type == target.kind.name else place
         return self
 
     def __init__(self, device: Any = "cpu") -> None:
@@ -55,12 +57,12 @@ class Default(Generator):
     """The generator of the device; its state is 16 bytes, as CUDA's: the seed and the offset."""
 
     def __new__(cls) -> Any:
-        self = super().__new__(cls, "cuda")
+        self = super().__new__(cls, target.kind.name)
         self._seed, self._offset, self._host = _SEED, 0, _OWN()
         return self
 
     def __init__(self) -> None:
-        super().__init__("cuda")
+        super().__init__(target.kind.name)
 
     def draw(self) -> torch.Generator:
         """What the next operator draws from."""

@@ -1,4 +1,4 @@
-"""Streams and events of the emulated CUDA: every operator is done when it returns, so there is nothing to wait for."""
+"""Streams and events of the emulated device: every operator is done when it returns, there is nothing to wait for."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 
 import torch
 
-from amp_audit.runtime.emulation.backend import CannotEmulate
+from amp_audit.runtime.emulation import placement, target
 from amp_audit.runtime.emulation.placement import index_of
 
 _numbers = itertools.count(1)
-_CUDA = 1  # c10::DeviceType
 
 
 def _index(device: Any) -> int:
     """The index of what programs give as a device: a number, a name, a torch.device, or nothing."""
     if device is None:
-        return torch.cuda.current_device()
+        return int(placement.current())
     return index_of(torch.device(device))
 
 
@@ -28,10 +27,10 @@ class Stream:
     def __init__(self, device: Any = None, priority: int = 0, **given: Any) -> None:
         self.stream_id = given.get("stream_id", next(_numbers))
         self.device_index = _index(device)
-        self.device_type = _CUDA
-        self.device = torch.device("cuda", self.device_index)
+        self.device_type = target.kind.number
+        self.device = torch.device(target.kind.name, self.device_index)
         self.priority = priority
-        self.cuda_stream = self.native_handle = self.stream_id
+        self.cuda_stream = self.sycl_queue = self.native_handle = self.stream_id
 
     def wait_event(self, event: Any) -> None:
         pass
@@ -54,7 +53,7 @@ class Stream:
         pass
 
     def __enter__(self) -> Stream:
-        context: Any = torch.cuda.StreamContext
+        context: Any = getattr(torch, target.kind.name).StreamContext
         self._context = context(self)
         self._context.__enter__()
         return self
@@ -66,10 +65,11 @@ class Stream:
         return isinstance(other, Stream) and self.stream_id == other.stream_id
 
     def __hash__(self) -> int:
-        return hash((_CUDA, self.stream_id))
+        return hash((target.kind.number, self.stream_id))
 
     def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.stream_id:#x}>"
+        queue = "sycl_queue" if target.kind.name == "xpu" else "cuda_stream"
+        return f"<torch.{target.kind.name}.Stream device={self.device} {queue}={self.stream_id:#x}>"
 
 
 class ExternalStream(Stream):
@@ -85,7 +85,7 @@ class Event:
     def __init__(self, *device: Any, enable_timing: bool = False, **given: Any) -> None:
         self._timing = enable_timing or (len(device) > 0 and device[0] is True)
         self._at: float | None = None
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.device = torch.device(target.kind.name, placement.current())
 
     def record(self, stream: Any = None) -> None:
         self._at = time.perf_counter()
@@ -108,16 +108,6 @@ class Event:
         return 1000 * (end_event._at - self._at)
 
 
-class CUDAGraph:
-    """``torch.cuda.CUDAGraph``, which records launches of kernels: here none are launched."""
-
-    def replay(self) -> None:
-        """Never called: there is none to call it on."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise CannotEmulate("amp-audit cannot emulate CUDA graphs (torch.cuda.CUDAGraph): run the program without them")
-
-
 class Streams:
     """Which stream is current; a stream id by thread would tell nothing more."""
 
@@ -125,10 +115,10 @@ class Streams:
         self._current = 0
 
     def current(self, device: int) -> tuple[int, int, int]:
-        return self._current, max(device, 0), _CUDA
+        return self._current, max(device, 0), target.kind.number
 
     def default(self, device: int) -> tuple[int, int, int]:
-        return 0, max(device, 0), _CUDA
+        return 0, max(device, 0), target.kind.number
 
-    def set(self, stream_id: int, device_index: int = 0, device_type: int = _CUDA) -> None:
+    def set(self, stream_id: int, device_index: int = 0, device_type: int = 0) -> None:
         self._current = stream_id

@@ -161,7 +161,21 @@ def test_what_cannot_be_emulated_is_said_before_anything_runs(device: str, tmp_p
     ("line", "reason"),
     [
         ("import flash_attn_interface", "needs flash_attn_interface, whose kernels run on GPUs only"),
-        ("torch.cuda.CUDAGraph()", "amp-audit cannot emulate CUDA graphs"),
+        (
+            "torch.nn.Embedding(4, 2, sparse=True).cuda()(torch.tensor([1]).cuda()).sum().backward()",
+            "amp-audit cannot emulate sparse CUDA tensors (aten._sparse_coo_tensor_with_dims_and_tensors.default)",
+        ),
+        ("torch.eye(2).cuda().to_sparse_csr()", "amp-audit cannot emulate sparse csr CUDA tensors"),
+        ("torch.nested.nested_tensor([torch.ones(2)]).cuda() + 1", "amp-audit cannot emulate nested CUDA tensors"),
+        (
+            "torch.quantize_per_tensor(torch.ones(3).cuda(), 0.1, 0, torch.qint8)",
+            "amp-audit cannot emulate quantized CUDA tensors",
+        ),
+        (
+            "torch.ones(2).cuda().untyped_storage()._share_cuda_()",
+            "amp-audit cannot emulate tensors of the device that processes share",
+        ),
+        ("torch.cuda._compile_kernel('', 'f')", "the program compiles CUDA kernels of its own"),
         (
             "torch.ops.aten._cudnn_rnn_flatten_weight([torch.ones(1).cuda()], 1, 1, 0, 1, 0, 1, False, False)",
             "amp-audit cannot emulate aten._cudnn_rnn_flatten_weight.default: it has a kernel for CUDA only",
@@ -198,3 +212,53 @@ def test_settings_of_float32_that_forbid_to_be_read(tmp_path: Path) -> None:
     assert watched.code == 0, watched.stderr.decode()[-2000:]
     assert len(watched.trace.steps) == 1
     assert watched.trace.header.flags["cuda_matmul_allow_tf32"] is None
+
+
+JIT = """
+import torch
+from torch import nn
+D = "cuda" if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).to(D)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(2, 3, 8, 8, device=D)
+for _ in range(2):
+    model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
+traced = torch.jit.trace(model.eval(), x)
+kinds = [node.kind() for node in traced.inlined_graph.nodes() if node.kind().startswith("aten")]
+print(kinds, bool(torch.equal(traced(x), model(x))))
+"""
+
+
+@pytest.mark.parametrize("device", ["cuda", None])
+def test_what_is_traced_for_torchscript_is_a_graph(device: str | None, tmp_path: Path) -> None:
+    """On CPU tensors too: a mode that sees a convolution whole keeps its parts from the graph."""
+    (tmp_path / "train.py").write_text(JIT)
+    watched = audited(["train.py"], tmp_path, emulate=device)
+    assert watched.code == 0, watched.stderr.decode()[-2000:]
+    kinds = ["aten::_convolution", "aten::batch_norm", "aten::relu", "aten::flatten", "aten::linear"]
+    assert watched.stdout.decode().strip() == f"{kinds} True"
+    assert watched.trace.end is not None and "operators under torch.jit.trace" in watched.trace.end.unobserved
+
+
+def test_profilers_record_without_a_device(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+        x = torch.ones(8, 8, device="cuda")
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], profile_memory=True) as one:
+            x @ x
+        with torch.autograd.profiler.profile(use_device="cuda") as other:
+            x @ x
+        with torch.autograd.profiler.emit_nvtx():
+            x @ x
+        for seen in (one, other):
+            print(any(item.key == "aten::mm" for item in seen.key_averages()))
+            seen.key_averages().table(sort_by="cuda_time_total")
+        """)
+    )
+    watched = audited(["train.py"], tmp_path, emulate="cuda")
+    assert watched.code == 0, watched.stderr.decode()[-2000:]
+    assert watched.stdout.split() == [b"True", b"True"]
+    assert b"Failed to record CUDA event" not in watched.stderr
