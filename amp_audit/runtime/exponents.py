@@ -6,8 +6,9 @@ Counts add up over tensors, steps and ranks; they stay on the device until they 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from itertools import compress
 from typing import Generic, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ BINS = 256
 """Biased exponents of float32: 0 holds zeros (and what float32 itself keeps as subnormal), 255 inf and NaN."""
 
 _BIAS = 127
+_NAMES = {0: "zero", BINS - 1: "nonfinite"}
 _LEAST = -25
 """The exponent of the smallest values of which some are not zero in float16."""
 
@@ -38,24 +40,35 @@ def histogram(values: torch.Tensor) -> torch.Tensor:
     return counts.scatter_add_(0, exponents.long(), torch.ones_like(exponents, dtype=torch.int64))
 
 
-def named(counts: list[int]) -> dict[str, float | int | None]:
+Histogram = Mapping[int, int]
+"""Counts by biased exponent, those that are not zero."""
+
+
+def named(counts: Histogram) -> dict[str, float | int | None]:
     """Counts as a Number's values: ``"-14"`` for 2**-14 <= \\|x\\| < 2**-13, ``zero`` and ``nonfinite``; none are 0."""
-    values: dict[str, float | int | None] = {
-        str(index - _BIAS): count for index, count in enumerate(counts[1:-1], 1) if count
-    }
-    return {**values, **{name: count for name, count in (("zero", counts[0]), ("nonfinite", counts[-1])) if count}}
+    return {_NAMES.get(exponent, str(exponent - _BIAS)): count for exponent, count in counts.items()}
 
 
-def flushed_shares(histograms: Sequence[Sequence[int]], scale: float) -> dict[int, float]:
-    """Of values that hold a loss scale, by counts of their exponents: the share that would be zero in float16 at
-    2**power, for powers from 0 to that of ``scale``.
+def total(histograms: Iterable[Histogram]) -> Histogram:
+    """All counts together."""
+    found: Counter[int] = Counter()
+    for counts in histograms:
+        found.update(counts)
+    return found
+
+
+def flushed_shares(counts: Histogram, scale: float) -> dict[int, float]:
+    """Of values that hold a loss scale: the share that would be zero in float16 at 2**power, for powers from 0 to that
+    of ``scale``.
     """
-    totals = [sum(counts) for counts in zip(*histograms)][1:-1]
-    nonzero, power = sum(totals), math.frexp(scale)[1] - 1
+    known = {exponent - _BIAS: count for exponent, count in counts.items() if exponent not in _NAMES}
+    nonzero, power = sum(known.values()), math.frexp(scale)[1] - 1
     if not nonzero:
         return {}
-    least = {other: _LEAST + _BIAS + power - other for other in range(power + 1)}
-    return {other: sum(totals[: max(0, bound - 1)]) / nonzero for other, bound in least.items()}
+    return {
+        other: sum(count for exponent, count in known.items() if exponent - power + other < _LEAST) / nonzero
+        for other in range(power + 1)
+    }
 
 
 class Exponents(Generic[K]):
@@ -73,15 +86,15 @@ class Exponents(Generic[K]):
         else:
             known += histogram(values)
 
-    def read(self) -> dict[K, list[int]]:
+    def read(self) -> dict[K, Histogram]:
         """All sums, one wait a device."""
         by_device: dict[torch.device, list[K]] = defaultdict(list)
         for key, device in self._sums:
             by_device[device].append(key)
-        found: dict[K, list[int]] = {}
+        found: dict[K, Histogram] = {}
         for device, keys in by_device.items():
             rows = torch.stack([self._sums[key, device] for key in keys]).tolist()
             for key, row in zip(keys, rows, strict=True):
-                known = found.get(key)
-                found[key] = row if known is None else [a + b for a, b in zip(known, row, strict=True)]
+                counts = dict(compress(enumerate(row), row))
+                found[key] = total((found[key], counts)) if key in found else counts
         return found

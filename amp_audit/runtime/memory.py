@@ -39,6 +39,9 @@ class Memory(Generic[T]):
             if known is not None:
                 self._writes[storage] = [(where, known)]
             return
+        if len(writes) == 1 and writes[0][0] == where:
+            writes[0] = (where, known)
+            return
         kept = [write for write in writes if write[0][0] < first or write[0][1] > end]
         self._writes[storage] = [*kept[-_MANY:], (where, known)]
 

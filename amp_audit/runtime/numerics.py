@@ -7,17 +7,16 @@ that lost bits; ``zero`` those that were zero already and prove nothing. Counts 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
-from amp_audit.runtime.counts import compare, compare_cast, rounding
+from amp_audit.runtime.counts import Counts, compare, compare_cast, rounding, together
 from amp_audit.runtime.dtypes import LOW, short
-from amp_audit.runtime.exponents import Exponents, flushed_shares, named
-from amp_audit.runtime.memory import Memory
-from amp_audit.runtime.origins import Origin, Origins, Result
+from amp_audit.runtime.exponents import Exponents, Histogram, flushed_shares, named, total
+from amp_audit.runtime.origins import Origin, Origins, Result, measurable, plain
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Scene
 from amp_audit.runtime.queue import finite
 from amp_audit.runtime.rescale import Rescale, choose
@@ -47,11 +46,11 @@ class Numerics:
         self._host = host
         self._scene = scene
         self._deep = False
-        self._casts: dict[CastKey, list[torch.Tensor]] = {}
-        self._ops: dict[OpKey, list[torch.Tensor]] = {}
-        self._errors: dict[OpKey, list[torch.Tensor]] = {}
-        self._made: Memory[torch.Tensor] = Memory()  # what rounding the values there lost
-        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameter -> (parameter, counts)
+        self._casts: dict[CastKey, list[Counts]] = {}
+        self._ops: dict[OpKey, list[Counts]] = {}
+        self._errors: dict[OpKey, list[Counts]] = {}
+        self._lost: dict[int, Counts] = {}  # by number of a result: what rounding its values lost
+        self._gradients: dict[int, tuple[torch.Tensor, Counts]] = {}  # parameter -> (parameter, counts)
         self._exponents: Exponents[tuple[str, int]] = Exponents()  # by phase and site
         self._of_gradients: Exponents[tuple[int, bool]] = Exponents()  # by parameter, and whether scaled
         self._parameters: dict[int, torch.Tensor] = {}
@@ -93,7 +92,7 @@ class Numerics:
         return self._counts
 
     def _forget(self) -> None:
-        self._casts, self._ops, self._made, self._gradients = {}, {}, Memory(), {}
+        self._casts, self._ops, self._lost, self._gradients = {}, {}, {}, {}
         self._errors, self._exponents, self._of_gradients, self._parameters = {}, Exponents(), Exponents(), {}
         self._origins, self._sinks = Origins(), []
         self._rescale = None
@@ -106,7 +105,7 @@ class Numerics:
             return ()
         if self._rescale is not None and phase == "backward" and hasattr(func, "_schema"):
             self._rescale.before(func, args, kwargs)
-        return self._origins.inputs(item for item in _flat((*args, *kwargs.values())) if _plain(item))
+        return self._origins.inputs((*args, *kwargs.values()) if kwargs else args)
 
     def after(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, phase: str, site: int, kept: Any
@@ -114,30 +113,49 @@ class Numerics:
         """Count what the operator's rounding lost."""
         if self._rescale is not None and phase == "backward" and kept is not None and hasattr(func, "_schema"):
             self._rescale.after(func, args, kwargs, [item for item in tensors(out) if item is not None])
+        copies = base_name(func) in _COPIES
         pairs = _cast_pairs(func, args, out)
-        for source, result in pairs:
-            self._cast(source, result, phase, site)
         if kept is None or phase == "optimizer":
+            for source, result in pairs:
+                self._count_cast(source, result, phase, site)
             return
-        results = [item for item in tensors(out) if item is not None and _plain(item)]
-        given = any(isinstance(item, float) and not math.isfinite(item) for item in _flat((*args, *kwargs.values())))
+        results = [item for item in tensors(args[0] if copies else out) if measurable(item)]
+        given = _infinite(args) or _infinite(kwargs.values())
         op, moves = _name(func), base_name(func).removesuffix("_") in MOVES or base_name(func) in _WRITTEN
-        for result in results:
-            told = Result(op, phase, site, result.dtype, result.numel(), inputs=kept, given=given, moves=moves)
-            self._origins.add(result, told)
-        if not pairs:
-            self._underflow(func, args, kwargs, results, phase, site)
-
-    def _cast(self, source: torch.Tensor, result: torch.Tensor, phase: str, site: int) -> None:
-        if result.dtype in LOW and (result.dtype in _ROUNDED or self._deep):
-            counts = compare_cast(source, result)
-            key = CastKey(phase, short(source.dtype), short(result.dtype), site)
-            self._casts.setdefault(key, []).append(counts)
-            self._made.write(result, counts[:4])
-            if self._deep and result.dtype in _ROUNDED:
-                self._magnitudes(phase, site, source, result)
+        made = [
+            self._origins.add(item, Result(op, phase, site, item.dtype, item.numel(), kept, given, moves))
+            for item in results
+        ]
+        if pairs:
+            for source, result in pairs:
+                counts = self._count_cast(source, result, phase, site)
+                self._lose(result, counts[:4] if counts is not None else self._lost_by(source))
+        elif copies:
+            for read, written in zip(tensors(args[1]), tensors(args[0])):
+                if read is not None and written is not None and read.numel() == written.numel():
+                    self._lose(written, self._lost_by(read))
         else:
-            self._made.write(result, self._made.read(source))
+            self._underflow(func, args, kwargs, results, made, phase, site)
+
+    def _lost_by(self, tensor: torch.Tensor) -> Counts | None:
+        index = self._origins.of(tensor) if plain(tensor) else None
+        return None if index is None else self._lost.get(index)
+
+    def _lose(self, result: torch.Tensor, counts: Counts | None) -> None:
+        index = self._origins.of(result) if plain(result) else None
+        if index is not None and counts is not None:
+            self._lost[index] = counts
+
+    def _count_cast(self, source: torch.Tensor, result: torch.Tensor, phase: str, site: int) -> Counts | None:
+        """What a cast lost; None where its target loses nothing that is told."""
+        if result.dtype not in LOW or not (result.dtype in _ROUNDED or self._deep):
+            return None
+        counts = compare_cast(source, result)
+        key = CastKey(phase, short(source.dtype), short(result.dtype), site)
+        self._casts.setdefault(key, []).append(counts)
+        if self._deep and result.dtype in _ROUNDED:
+            self._magnitudes(phase, site, source, result)
+        return counts
 
     def _underflow(
         self,
@@ -145,64 +163,59 @@ class Numerics:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         results: list[torch.Tensor],
+        made: Sequence[int],
         phase: str,
         site: int,
     ) -> None:
-        """Count by re-execution; where that cannot be, what is known of the memory written to is forgotten."""
+        """Count by re-execution; where that cannot be, what is known of what was read is handed on."""
         rounded = [result for result in results if result.dtype in _ROUNDED]
-        if not any(result.dtype in LOW for result in results) or (again := repeatable(func)) is None:
-            self._inherit(func, args, results)
+        again = repeatable(func) if any(result.dtype in LOW for result in results) else None
+        if again is None:
+            self._inherit(func, made)
             return
         references: list[torch.Tensor] | None = None
         if again:
-            if not rounded and len(results) == 1:
-                args, kwargs, results[0] = part(func, args, kwargs, results[0])
+            if not rounded:
+                args, kwargs, results = part(func, args, kwargs, results)
             try:
-                references = [item for item in in_float32(func, args, kwargs) if item is not None]
+                references = [item for item in in_float32(func, args, kwargs) if measurable(item)]
             except Exception:  # whatever an operator says when it has no float32 form
                 again = False
         if references is None or len(references) != len(results):
             if rounded:
                 self._host.unobserved(_name(func))
-            self._inherit(func, args, results)
+            self._inherit(func, made)
             for result in rounded:
                 self._magnitudes(phase, site, result, result)
             return
-        for reference, result in zip(references, results, strict=True):
-            if result.dtype in LOW and reference.shape == result.shape:
-                key = (_name(func), phase, short(result.dtype), site)
-                self._errors.setdefault(key, []).append(rounding(reference, result))
-            if result.dtype not in _ROUNDED or reference.shape != result.shape:
-                self._made.write(result, None)
+        for reference, result, index in zip(references, results, made, strict=True):
+            if result.dtype not in LOW or reference.shape != result.shape:
                 continue
-            self._magnitudes(phase, site, reference, result)
-            counts = compare(reference, result)
-            self._ops.setdefault((_name(func), phase, short(result.dtype), site), []).append(counts)
-            self._made.write(result, counts)
+            key = (_name(func), phase, short(result.dtype), site)
+            self._errors.setdefault(key, []).append(rounding(reference, result))
+            if result.dtype in _ROUNDED:
+                self._magnitudes(phase, site, reference, result)
+                self._lost[index] = compare(reference, result)
+                self._ops.setdefault(key, []).append(self._lost[index])
 
     def _magnitudes(self, phase: str, site: int, reference: torch.Tensor, result: torch.Tensor) -> None:
         self._exponents.add((phase, site), reference)
         if self._rescale is not None and phase == "backward":
             self._rescale.count((phase, site), reference, result)
 
-    def _inherit(self, func: Any, args: tuple[Any, ...], results: list[torch.Tensor]) -> None:
+    def _inherit(self, func: Any, made: Sequence[int]) -> None:
         """Moved, added and multiplied values carry what their making lost; anything else is new and unknown."""
-        name = base_name(func)
-        if name in _COPIES:
-            for source, result in zip(tensors(args[1]), tensors(args[0])):
-                if source is not None and result is not None and _plain(source) and _plain(result):
-                    self._made.write(result, self._made.read(source) if source.numel() == result.numel() else None)
+        if base_name(func) not in CARRIERS:
             return
-        carries = name in CARRIERS
-        for result in results:
+        results = self._origins.results
+        for index in made:
             sources = [
                 known
-                for item in _flat(args)
-                if carries and _plain(item) and item.numel() == result.numel()
-                if (known := self._made.read(item)) is not None
+                for source in results[index].inputs
+                if results[source].elements == results[index].elements and (known := self._lost.get(source)) is not None
             ]
-            both = torch.stack(sources).sum(0) if len(sources) > 1 else None
-            self._made.write(result, sources[0] if len(sources) == 1 else both)
+            if sources:
+                self._lost[index] = together(sources)
 
     # Telling
 
@@ -224,16 +237,15 @@ class Numerics:
     def _collect(self, parameter: torch.Tensor, scaled: bool) -> None:
         """Connect a gradient with what its making lost, and with where it came from."""
         grad = parameter.grad
-        if grad is None or not _plain(grad):
+        if grad is None or not plain(grad):
             return
         self._of_gradients.add((id(parameter), scaled), grad)
         self._parameters[id(parameter)] = parameter
-        counts = self._made.read(grad)
-        if counts is not None:
-            self._gradients[id(parameter)] = (parameter, counts)
         sink = self._origins.of(grad)
         if sink is not None:
             self._sinks.append(sink)
+            if sink in self._lost:
+                self._gradients[id(parameter)] = (parameter, self._lost[sink])
 
     def _tell_operators(self) -> None:
         for (op, phase, dtype, site), counts in _totals(self._ops).items():
@@ -264,19 +276,16 @@ class Numerics:
         return finite(float(scale)) if scale is not None else 1.0
 
     def _tell_exponents(self) -> None:
-        modules: dict[tuple[str, str], list[int]] = {}
+        modules: dict[tuple[str, str], list[Histogram]] = {}
         for (phase, site), counts in self._exponents.read().items():
-            key = (phase, self._host.places.place(site).module or "")
-            known = modules.get(key)
-            modules[key] = counts if known is None else [a + b for a, b in zip(known, counts, strict=True)]
+            modules.setdefault((phase, self._host.places.place(site).module or ""), []).append(counts)
         live = self._live_scale()
-        for (phase, module), counts in modules.items():
-            values = {**named(counts), "scale": live if phase == "backward" else 1.0}
+        for (phase, module), found in modules.items():
+            values = {**named(total(found)), "scale": live if phase == "backward" else 1.0}
             self._host.number(Number("exponents", subject=module, phase=phase, dtype="float16", values=values))
-
-        backward = [counts for (phase, _), counts in modules.items() if phase == "backward"]
+        backward = [counts for (phase, _), found in modules.items() if phase == "backward" for counts in found]
         if live and backward and not self._rescaled:
-            self._powers = choose(flushed_shares(backward, live), math.frexp(live)[1] - 1)
+            self._powers = choose(flushed_shares(total(backward), live), math.frexp(live)[1] - 1)
 
     def _tell_rescaled(self) -> None:
         """What the backward pass gave at other loss scales, once a run."""
@@ -357,17 +366,14 @@ def _came_from_elsewhere(origin: Origin) -> bool:
     return name in MOVES | _COPIES and (origin.input_max or 0.0) <= torch.finfo(origin.result.dtype).max
 
 
-def _plain(item: Any) -> bool:
-    """Ordinary tensors only: what is behind a subclass is seen when the subclass runs its own operators."""
-    return type(item) in (torch.Tensor, torch.nn.Parameter) and item.layout is torch.strided
-
-
-def _flat(items: Iterable[Any]) -> Iterable[Any]:
+def _infinite(items: Iterable[Any]) -> bool:
+    """Whether the program itself gave inf or NaN: as a number, or in a list of numbers."""
     for item in items:
-        if isinstance(item, (list, tuple)):
-            yield from item
-        else:
-            yield item
+        if item.__class__ is float and not math.isfinite(item):
+            return True
+        if item.__class__ is list and item and _infinite(item):
+            return True
+    return False
 
 
 def _cast_pairs(func: Any, args: tuple[Any, ...], out: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -388,21 +394,24 @@ def _cast_pairs(func: Any, args: tuple[Any, ...], out: Any) -> list[tuple[torch.
 
 def _changes_type(source: torch.Tensor, result: torch.Tensor) -> bool:
     floating = source.is_floating_point() and result.is_floating_point()
-    return floating and source.dtype != result.dtype and _plain(source) and _plain(result) and result.numel() > 0
+    return floating and source.dtype != result.dtype and plain(source) and plain(result) and result.numel() > 0
 
 
 Key = Any
 
 
-def _totals(counted: Mapping[Key, list[torch.Tensor]]) -> dict[Key, list[Any]]:
+def _totals(counted: Mapping[Key, Sequence[Counts]]) -> dict[Key, list[Any]]:
     """The sums of the counts of each key, read together from each device."""
-    sums = {key: torch.stack(counts).sum(0) if len(counts) > 1 else counts[0] for key, counts in counted.items()}
     found: dict[Key, list[Any]] = {}
-    by_device: dict[torch.device, list[Key]] = {}
-    for key, total in sums.items():
-        by_device.setdefault(total.device, []).append(key)
-    for keys in by_device.values():
-        found.update(zip(keys, torch.stack([sums[key] for key in keys]).tolist(), strict=True))
+    by_device: dict[torch.device, dict[Key, torch.Tensor]] = {}
+    for key, parts in counted.items():
+        counts = together(parts)
+        if isinstance(counts, list):
+            found[key] = counts
+        else:
+            by_device.setdefault(counts.device, {})[key] = counts
+    for sums in by_device.values():
+        found.update(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
     return found
 
 

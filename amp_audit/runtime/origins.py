@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -22,8 +22,7 @@ _MOST = 32
 """Magnitudes from which on ranges are told, and how many of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """One operator's result, or (``op`` None) a tensor that came from outside the step.
 
     ``inputs``: indices of results. ``given``: an argument that is no tensor was not finite itself. ``moves``: the op
@@ -59,19 +58,22 @@ class Origins:
     _values: list[torch.Tensor | list[float]] = field(default_factory=list)
     _known: list[list[float]] | None = None
 
-    def inputs(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+    def inputs(self, items: Iterable[Any]) -> tuple[int, ...]:
         """The results that an operator is about to read; what was not made in this step is taken note of."""
-        return tuple(self._source(tensor) for tensor in tensors if _measurable(tensor))
+        found: list[int] = []
+        for item in items:
+            if item.__class__ is list or item.__class__ is tuple:
+                found.extend(self._source(tensor) for tensor in item if measurable(tensor))
+            elif measurable(item):
+                found.append(self._source(item))
+        return tuple(found)
 
     def _source(self, tensor: torch.Tensor) -> int:
         known = self._latest.read(tensor)
-        return self._add(tensor, Result(None, "other", 0, tensor.dtype, tensor.numel())) if known is None else known
+        return self.add(tensor, Result(None, "other", 0, tensor.dtype, tensor.numel())) if known is None else known
 
-    def add(self, tensor: torch.Tensor, result: Result) -> None:
-        if _measurable(tensor):
-            self._add(tensor, result)
-
-    def _add(self, tensor: torch.Tensor, result: Result) -> int:
+    def add(self, tensor: torch.Tensor, result: Result) -> int:
+        """Something that is ``measurable`` was written: its index in ``results``."""
         index = len(self.results)
         self._latest.write(tensor, index)
         self.results.append(result)
@@ -161,9 +163,18 @@ def measured(tensor: torch.Tensor) -> torch.Tensor | list[float]:
     return torch.stack([largest, *(torch.count_nonzero(bad).double() for bad in (tensor.isinf(), tensor.isnan()))])
 
 
-def _measurable(tensor: torch.Tensor) -> bool:
-    ordinary = tensor.is_floating_point() and not tensor.is_sparse and tensor.layout is torch.strided
-    return ordinary and tensor.numel() > 0 and tensor.dtype.itemsize > 1  # float8 has no comparisons
+_MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # float8 has no comparisons
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def plain(item: Any) -> TypeGuard[torch.Tensor]:
+    """Ordinary tensors only: what is behind a subclass is seen when the subclass runs its own operators."""
+    return type(item) in _PLAIN and item.layout is torch.strided
+
+
+def measurable(item: Any) -> TypeGuard[torch.Tensor]:
+    """Whether something is a plain tensor with floating-point elements."""
+    return type(item) in _PLAIN and item.dtype in _MEASURED and item.layout is torch.strided and item.numel() > 0
 
 
 def _read(values: list[torch.Tensor | list[float]]) -> list[list[float]]:

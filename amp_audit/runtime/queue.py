@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -15,11 +16,14 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def at_once(value: torch.Tensor) -> float:
-    """The one value of a tensor on the CPU, where nothing is waited for. Raises ValueError for any other."""
+def at_once(value: torch.Tensor) -> Any:
+    """What is in a tensor on the CPU, where nothing is waited for: a number, or a list of numbers.
+
+    Raises ValueError for a tensor on any other device.
+    """
     if value.device.type != "cpu":
-        raise ValueError("a value on a device is read when the step is over")
-    return value.item()
+        raise ValueError("what lies on a device is read when the step is over")
+    return value.tolist()
 
 
 def quiet_clone(value: torch.Tensor) -> torch.Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,6 +26,13 @@ _UNSAFE = ("rnn", "lstm", "gru", "empty", "dropout", "cudnn", "miopen")
 
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+
+_BATCHES = {
+    "convolution": 1,
+    "_scaled_dot_product_flash_attention_for_cpu": 3,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 6,
+}
+"""Operators that do each element of a batch by itself, and how many of their arguments, the first ones, are batches."""
 
 CARRIERS = MOVES | {"add", "add_", "mul", "mul_", "div", "div_"}
 """Operators whose result holds the values of one argument, moved, added to or multiplied."""
@@ -67,23 +74,38 @@ def in_float32(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> l
 
 
 def part(
-    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: torch.Tensor
-) -> tuple[tuple[Any, ...], Mapping[str, Any], torch.Tensor]:
-    """The same operator with less to compute, and the part of its result ``out`` that this gives; enough of it to tell
-    its error from. Products compute some rows, elementwise operators some elements; others stay whole.
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], results: Sequence[torch.Tensor]
+) -> tuple[tuple[Any, ...], Mapping[str, Any], list[torch.Tensor]]:
+    """The same operator with less to compute, and what that gives of its ``results``: enough to tell their error from.
+
+    Of products some rows are computed, of convolutions and attention some of the batch, of elementwise operators some
+    elements; others stay whole. What is taken begins in the middle: the first of a sequence is often masked.
     """
+    name, out = base_name(func), results[0]
     step = spacing(out)
-    if step > 1 and base_name(func) in _PRODUCTS:
-        at = slice(min(step, out.shape[-2]) // 2, None, step)  # from the middle: first rows are often masked
+    if step == 1 or out.dim() == 0:
+        return args, kwargs, [*results]
+    if name in _PRODUCTS:
+        at = slice(min(step, out.shape[-2]) // 2, None, step)
         first = args[: -2 if len(args) > 2 else 0]  # what is added to the product
         rows = [item[..., at, :] if item.dim() > 1 and item.shape[-2] > 1 else item for item in first]
-        return (*rows, args[-2][..., at, :], args[-1]), kwargs, out[..., at, :]
-    if step > 1 and torch.Tag.pointwise in func.tags:
+        return (*rows, args[-2][..., at, :], args[-1]), kwargs, [out[..., at, :]]
+    if name in _BATCHES:
+        at = slice(min(step, out.shape[0]) // 2, None, step)
+        batched = args[: _BATCHES[name]]
+        if all(item.shape[0] == out.shape[0] for item in (*batched, *results)):
+            mask = {k: v[at] if _batch(v) == out.shape[0] else v for k, v in kwargs.items()}
+            return (*(item[at] for item in batched), *args[len(batched) :]), mask, [item[at] for item in results]
+    if torch.Tag.pointwise in func.tags and out.is_contiguous() and len(results) == 1:
         given = [*args, *kwargs.values()]
-        if all(not isinstance(item, torch.Tensor) or _alike(item, out) for item in given) and out.is_contiguous():
+        if all(not isinstance(item, torch.Tensor) or _alike(item, out) for item in given):
             named = {key: _some(value, step) for key, value in kwargs.items()}
-            return tuple(_some(item, step) for item in args), named, _some(out, step)
-    return args, kwargs, out
+            return tuple(_some(item, step) for item in args), named, [_some(out, step)]
+    return args, kwargs, [*results]
+
+
+def _batch(value: Any) -> int:
+    return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() > 1 else -1
 
 
 def _alike(tensor: torch.Tensor, out: torch.Tensor) -> bool:

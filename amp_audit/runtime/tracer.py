@@ -521,5 +521,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _on_gpu(args: tuple[Any, ...]) -> bool:
-    tensor = first([item for value in args for item in (value if value.__class__ is list else (value,))])
+    tensor = args[0] if args else None
+    if not isinstance(tensor, _Tensor):
+        tensor = first([item for value in args for item in (value if value.__class__ is list else (value,))])
     return tensor is not None and tensor.is_cuda and not torch.cuda.is_current_stream_capturing()
