@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import expressions, last_word, statements, walk, words_in
+from amp_audit.static.source.traverse import expressions, last_word, parts, statements, walk, words_in
 from amp_audit.static.spots.gates import Gate
 
 _KINDS = re.compile(r"(cuda|cpu|mps|xpu|npu|hpu)(:\d+)?")
@@ -20,10 +20,12 @@ _TELLING = re.compile(r"cuda|gpu|cpu|mps|xpu|device|is_available", re.I)
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What a module picks its device from. ``others``: the kinds beside CUDA; empty where it picks none. ``minded``:
-    whether it takes care elsewhere too that there may be no CUDA."""
+    whether it takes care elsewhere too that there may be no CUDA. ``given``: whether a region of it is one of a device
+    that it is given."""
 
     others: frozenset[str]
     minded: bool
+    given: bool = False
 
 
 def choice(module: ir.Module) -> Choice:
@@ -32,14 +34,30 @@ def choice(module: ir.Module) -> Choice:
     ``"cuda" if torch.cuda.is_available() else "cpu"``, or an ``if`` whose arms assign different kinds of device.
     Nothing for a module that insists on CUDA.
     """
+    if _insists(module):
+        return Choice(frozenset(), False)
     found: set[str] = set()
-    minded = False
-    if not _insists(module):
-        for test, arms in _conditions(module):
-            others = _instead_of_cuda(*arms)
-            found |= others
-            minded = minded or (not others and _asks_for_cuda(test))
-    return Choice(frozenset(found), minded)
+    minded = given = any(map(_is_of_a_device, parts(module.body, into=True)))
+    for test, arms in _conditions(module):
+        others = _instead_of_cuda(*arms)
+        found |= others
+        minded = minded or (not others and _asks_for_cuda(test))
+    return Choice(frozenset(found), minded, given)
+
+
+def _is_of_a_device(part: ir.Expr) -> bool:
+    """``torch.autocast(device.type)``, switched on."""
+    if not isinstance(part, ir.Call) or last_word(part.func) != "autocast" or is_disabled(part):
+        return False
+    kind = next((arg.value for arg in part.args if arg.keyword in (None, "device_type")), None)
+    return isinstance(kind, ir.Attr) and kind.name == "type" and "device" in last_word(kind.base).lower()
+
+
+def is_disabled(call: ir.Call) -> bool:
+    """Whether the constructor call of a scaler or a region turns it off by a literal."""
+    return any(
+        arg.keyword == "enabled" and isinstance(arg.value, ir.Const) and arg.value.value is False for arg in call.args
+    )
 
 
 def _conditions(module: ir.Module) -> Iterator[tuple[ir.Expr, tuple[set[str], set[str]]]]:

@@ -10,6 +10,7 @@ from amp_audit.static.binding.signatures import argument
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import definitions, last_word, names_in, parts, statements
 from amp_audit.static.spots import devices
+from amp_audit.static.spots.devices import is_disabled
 from amp_audit.static.spots.frozen import is_frozen
 from amp_audit.static.spots.gates import is_gated
 from amp_audit.static.spots.sites import Site
@@ -31,8 +32,8 @@ class Facts(Mapping[str, object]):
     ``scaler``: whether the module has a GradScaler. ``xla``: whether it imports torch_xla whatever runs.
     ``frozen``: whether a decorator reads `enabled` at import, and code that runs later changes it.
     ``device``: what the module chooses from while it runs, where nothing at the place follows that choice: accelerator
-    (CUDA or another one), cpu (CUDA or the CPU, which it minds elsewhere too), fallback (the choice is all); else
-    followed or fixed.
+    (CUDA or another one), cpu (CUDA or the CPU, which it minds elsewhere too), fallback (the choice is all); given where
+    it chooses nothing and another region of it is one of the device that it is given; else followed or fixed.
     ``sure`` is False once a fact that was asked for rests on a name only.
     """
 
@@ -124,11 +125,13 @@ class Facts(Mapping[str, object]):
 
     def device(self) -> str:
         choice = devices.choice(self.site.where.module)
-        if not choice.others:
+        if not choice.others and not choice.given:
             return "fixed"
         follows = devices.is_followed(self.site.gates, self._enabled(), self.site.where, self.origins)
         if follows:
             return "followed"
+        if not choice.others:
+            return "given"
         return "accelerator" if choice.others != {"cpu"} else "cpu" if choice.minded else "fallback"
 
     def suspends(self) -> bool:
@@ -144,13 +147,6 @@ def _turns_off(function: ir.Function) -> bool:
     """Whether a function enters a region that a literal turns off."""
     calls = (part for part in parts(function.body) if isinstance(part, ir.Call))
     return any(is_disabled(call) and "autocast" in names_in(call.func) for call in calls)
-
-
-def is_disabled(call: ir.Call) -> bool:
-    """Whether the constructor call of a scaler or a region turns it off by a literal."""
-    return any(
-        arg.keyword == "enabled" and isinstance(arg.value, ir.Const) and arg.value.value is False for arg in call.args
-    )
 
 
 def uses_low_precision(module: ir.Module) -> bool:

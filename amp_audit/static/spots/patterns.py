@@ -35,8 +35,8 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.literals import number
 from amp_audit.static.source.traverse import last_word, statements
 from amp_audit.static.spots.configs import Configs
-from amp_audit.static.spots.devices import choice
-from amp_audit.static.spots.facts import Facts, is_disabled, uses_low_precision
+from amp_audit.static.spots.devices import choice, is_disabled
+from amp_audit.static.spots.facts import Facts, uses_low_precision
 from amp_audit.static.spots.internals import unguarded
 from amp_audit.static.spots.sites import Site, sites
 

@@ -12,7 +12,7 @@ from amp_audit.static.binding.signatures import SCALERS
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import bodies, dotted_text
-from amp_audit.static.spots.facts import is_disabled
+from amp_audit.static.spots.devices import is_disabled
 from amp_audit.static.spots.spaces import calls, method, spaces
 
 _LOST = "the state loaded into the scaler is lost: a new one takes its place"
