@@ -262,6 +262,9 @@ class _Reader:
         for expression in expressions(node):
             for root in _roots(expression):
                 self._root(root, node, names, own, states)
+        returned = _spelled(node.value) if isinstance(node, ir.Return) and node.value is not None else ""
+        for checkpoint in own:
+            checkpoint.returned = checkpoint.returned or (returned != "" and returned in checkpoint.names)
         if isinstance(node, ir.Assign):
             self._items(node, own, states)
             value = node.value

@@ -277,6 +277,8 @@ class Evaluator(abc.ABC):
             return [(func, world)]
         if isinstance(found, project.ValueRef):
             return [(self._module_value(found, world, name), world)]
+        if isinstance(found, (project.External, project.ClassRef)):
+            return [(found, world)]
         if isinstance(base, Instance):
             if base.model and name == "module":
                 return [(base, world)]
