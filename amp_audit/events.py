@@ -88,7 +88,7 @@ class Event:
     ``site`` is where a scaler was built, the same for every scaler that one constructor call makes.
     ``skipped`` says of a step through a scaler that an inf was found (only a run knows).
     ``given`` says of an update that the caller set the new scale, which needs no inf checks, and of a scheduler's step
-    that it was told where it stands.
+    that it was told where it stands, and of a division by the scale that what is divided is not known to carry it.
     ``early`` says of an iteration that it ended by continue or return.
     ``detached`` says of a backward that the loss is a leaf of its own, so that no parameter gets a gradient.
     ``term`` says of a backward that it is that of some terms of a loss only, those which carry no scale.
@@ -103,7 +103,8 @@ class Event:
     scheduler's step that it depends on whether the optimizer stepped. ``loops`` are the loops around.
     ``frozen`` says of a scaler's step that the parameters require no gradients.
     ``sharded`` says that the parameters concerned are FSDP's shards, and of a scaler's step that the scaler does not
-    know. ``whole`` says of an optimizer that it has all parameters of its owners.
+    know. ``whole`` says of an optimizer that it has all parameters of its owners, ``within`` of which models it has
+    some.
     ``read`` names, for a reading of the scale and for a division by it, where the scale was read.
     """
 
@@ -134,4 +135,5 @@ class Event:
     frozen: bool = False
     sharded: bool = False
     whole: bool = False
+    within: tuple[Id, ...] = ()
     loops: tuple[Id, ...] = ()

@@ -51,6 +51,8 @@ def words(event: Event) -> frozenset[str]:
             found.add("backward.scaled.low")
         if not event.scaled and event.dtype in LOW_PRECISION:
             found.add(f"backward.plain.{event.dtype}")
+    if event.kind is Kind.DESCALE and event.given:
+        found.add("descale.perhaps")
     if event.kind in (Kind.SAVE, Kind.LOAD):
         found |= {f"{kind}.{item}" for item in event.contents}
         if event.contents == {"scaler"}:
@@ -134,7 +136,8 @@ def _optimizer_new(state: State, event: Event, facts: dict[str, object]) -> Stat
             table = put(table, owner, Gradients())
     links = put(state.links, event.optimizer, owners) if owners else state.links
     whole = state.whole | {event.optimizer} if owners and event.whole else state.whole - {event.optimizer}
-    return replace(state, links=links, owners=table, whole=whole)
+    parts = put(state.parts, event.optimizer, event.within) if event.within else state.parts
+    return replace(state, links=links, owners=table, whole=whole, parts=parts)
 
 
 def _region_enter(state: State, event: Event, facts: dict[str, object]) -> State:
@@ -259,11 +262,23 @@ def _unscale(state: State, event: Event, facts: dict[str, object]) -> State:
 
 
 def _shared(state: State, event: Event) -> bool:
-    """Whether the gradients of an optimizer were unscaled for another one that has the same parameters."""
-    mine = set(get(state.links, event.optimizer) or ())
+    """Whether the gradients of an optimizer were unscaled for another one that has the same parameters: one of both has
+    all of a model's, the other one them too, or a part.
+    """
     done = {key for key, phase in state.phases if phase in ("unscaled", "stepped")}
-    others = [other for other in state.whole - {event.optimizer} if (event.scaler, other) in done]
-    return event.optimizer in state.whole and any(mine & set(get(state.links, other) or ()) for other in others)
+    others = {key[1] for key in done if isinstance(key, tuple) and key[0] == event.scaler} - {event.optimizer}
+    mine, some = _all_of(state, event.optimizer), _some_of(state, event.optimizer)
+    return any(mine & _some_of(state, other) or some & _all_of(state, other) for other in others)
+
+
+def _all_of(state: State, optimizer: Id | None) -> set[Id]:
+    """The owners all of whose parameters an optimizer has."""
+    return set(get(state.links, optimizer) or ()) if optimizer in state.whole else set()
+
+
+def _some_of(state: State, optimizer: Id | None) -> set[Id]:
+    """Those of which it surely has some."""
+    return _all_of(state, optimizer) | set(get(state.parts, optimizer) or ())
 
 
 def _doubt_unscaled(state: State, event: Event, facts: dict[str, object]) -> None:
@@ -416,7 +431,7 @@ def _scale_read(state: State, event: Event, facts: dict[str, object]) -> State:
 
 def _descale(state: State, event: Event, facts: dict[str, object]) -> State:
     """Something scaled is divided by the scale, as it was when it was read."""
-    facts["scale"] = get(state.reads, (event.scaler, event.read)) or "unknown"
+    facts["scale"] = "unknown" if event.given else get(state.reads, (event.scaler, event.read)) or "unknown"
     return state
 
 

@@ -57,6 +57,7 @@ class State:
     left: Table[str] = ()  # the same keys, where an iteration ended in between: early | fell
     links: Table[tuple[Id, ...]] = ()  # optimizer -> owners
     whole: frozenset[Id] = frozenset()  # optimizers that have all parameters of their owners
+    parts: Table[tuple[Id, ...]] = ()  # optimizer -> models of which it has some parameters
     scalers: Table[Scaler] = ()
     stepped_by: Table[Id] = ()  # optimizer -> the scaler that last stepped it
     stepped: tuple[tuple[Id, ...], bool] | None = None  # by a scaler in this iteration: in which loops, and if skipped
@@ -92,6 +93,7 @@ def join(one: State, two: State) -> State:
         left=tuple(pair for pair in one.left if pair in two.left),
         links=tuple(pair for pair in one.links if pair in two.links),
         whole=one.whole & two.whole,
+        parts=tuple(pair for pair in one.parts if pair in two.parts),
         scalers=_join(one.scalers, two.scalers, lambda a, b: a if a == b else Scaler(a.site), Scaler()),
         stepped_by=tuple(pair for pair in one.stepped_by if pair in two.stepped_by),
         trained=tuple(pair for pair in one.trained if pair in two.trained),

@@ -11,6 +11,7 @@ from amp_audit.static.binding import project
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.arguments import Named, dtype_of
 from amp_audit.static.dtypes.evaluate import OPTIONS, Evaluation, Frame, has_decorator, region_of
+from amp_audit.static.dtypes.models import GATHER
 from amp_audit.static.dtypes.record import Cast
 from amp_audit.static.dtypes.values import (
     HALVES,
@@ -250,9 +251,11 @@ class Calls(Evaluation):
         if cast:
             self.weights.append(frozenset(dtype for one in cast for dtype in one.dtypes))
         try:
-            if method is not None:
-                return self.follow(replace(method, bound=func), args, named, at)
-            return self._call_inherited(func, args, at)
+            if method is None:
+                return self._call_inherited(func, args, at)
+            result = self.follow(replace(method, bound=func), args, named, at)
+            numbers = isinstance(result, Tensor) and result.scalar and func.id in self.gathered
+            return replace(result, scalar=False, last=GATHER) if numbers and isinstance(result, Tensor) else result
         finally:
             if cast:
                 self.weights.pop()

@@ -112,6 +112,8 @@ _HALF_PROOF = re.compile(r"t5|t0|ul2", re.IGNORECASE)
 """Those whose loader keeps the overflowing weights in float32, which autocast undoes."""
 _VECTORS = surface.REDUCTIONS | surface.LOSSES
 """Ops that give a vector where they do not give a number."""
+GATHER = "gather"
+"""What DataParallel does last: the numbers of its devices become a vector."""
 _TELLING = frozenset({"parameters", "named_parameters", "train", "eval", "zero_grad"})
 """Methods by whose calls a model is known, whatever made it."""
 
@@ -130,6 +132,7 @@ class Models(Operations):
         self.made_here: set[Hashable] = set()  # layers of torch and models of the project
         self.untold: set[Hashable] = set()  # models handed to code, or cast in a way, that cannot be read
         self.fused: set[Hashable] = set()  # optimizers that unscale their gradients themselves
+        self.gathered: set[Hashable] = set()  # models of DataParallel, which returns a vector of their numbers
 
     def called_out_of_sight(self, base: Opaque, text: str, args: Sequence[Value], named: Named, at: int) -> Opaque:
         """The result of code that cannot be read, ``base`` or a method of it. What a model gives in a live region
@@ -204,7 +207,7 @@ class Models(Operations):
 
     def _scaled(self, loss: Value, at: int) -> None:
         tensor = self.tensor_of(loss)
-        if tensor is not None and tensor.low and not tensor.scalar and tensor.last in _VECTORS:
+        if tensor is not None and tensor.low and not tensor.scalar and tensor.last in (*_VECTORS, GATHER):
             self.notice("scale_vector", tensor, at)
 
     def _scales(self, base: Value) -> bool:
@@ -366,6 +369,8 @@ class Models(Operations):
             return NOTHING
         if dotted in _TRANSPARENT and args:
             self.models.update(_models(args[0]))
+            if last == "DataParallel" and root.startswith("torch."):
+                self.gathered.update(_models(args[0]))
             return args[0]
         if dotted.startswith(KEEPS_MASTER_WEIGHTS):
             self._managed(args, named)

@@ -32,8 +32,8 @@ class Facts(Mapping[str, object]):
     ``scaler``: whether the module has a GradScaler. ``xla``: whether it imports torch_xla whatever runs.
     ``frozen``: whether a decorator reads `enabled` at import, and code that runs later changes it.
     ``device``: what the module chooses from while it runs, where nothing at the place follows that choice: accelerator
-    (CUDA or another one), cpu (CUDA or the CPU, which it minds elsewhere too), fallback (the choice is all); given where
-    it chooses nothing and another region of it is one of the device that it is given; else followed or fixed.
+    (CUDA or another one), cpu (CUDA or the CPU, which it minds elsewhere too), fallback (the choice is all); given
+    where it chooses nothing and another region of it is one of the device that it is given; else followed or fixed.
     ``sure`` is False once a fact that was asked for rests on a name only.
     """
 

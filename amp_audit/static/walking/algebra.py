@@ -125,9 +125,11 @@ def _tensor_arithmetic(op: str, left: Value, right: Value) -> Tensor:
 
 
 def descaled(op: str, left: Value, right: Value) -> Scale | None:
-    """The scale by which something that carries it is divided."""
+    """The scale by which something that carries it, or may carry it, is divided."""
     tensor, scale = (right, left) if isinstance(left, Scale) else (left, right)
-    if not isinstance(tensor, Tensor) or not isinstance(scale, Scale) or tensor.scaled != scale.scaler:
+    if not isinstance(tensor, Tensor) or not isinstance(scale, Scale):
+        return None
+    if tensor.scaled != scale.scaler and not tensor.doubt:
         return None
     undone = (op == "*" and scale.inverse) or (op == "/" and not scale.inverse and right is scale)
     return scale if undone else None

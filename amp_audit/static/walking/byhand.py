@@ -54,6 +54,8 @@ class ByHand(Contexts):
         elif name.endswith("_"):
             proportional = name in _PROPORTIONAL
             self.walker.emit(world, Event(Kind.GRAD_WRITE, owners=owners, proportional=proportional), node.at)
+        if name in _MEASURES:
+            return MEASURE
         return GRADIENT if name == "clone" or gradient is GRADIENT else None
 
     def reads(self, name: str, values: list[Value], at: int, world: World) -> None:
@@ -116,6 +118,10 @@ class ByHand(Contexts):
         owners = known(_owners(base))
         if owners:
             self.walker.emit(world, Event(Kind.WEIGHT_WRITE, owners=owners), at)
+
+
+MEASURE = Tensor(doubt=True, cut=True)
+"""The size of gradients, which may carry the scale."""
 
 
 def _picks(world: World) -> bool:

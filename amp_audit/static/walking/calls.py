@@ -17,7 +17,7 @@ from amp_audit.static.walking.effects import Effects
 from amp_audit.static.walking.evaluate import Evaluator, Results, fresh
 from amp_audit.static.walking.evaluate import named as called
 from amp_audit.static.walking.flow import Flow
-from amp_audit.static.walking.hot import Heat, gives_dtype, shards
+from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.values import (
     NONE,
     Func,
@@ -26,6 +26,7 @@ from amp_audit.static.walking.values import (
     Literal,
     Method,
     Partial,
+    Region,
     Super,
     Symbol,
     Table,
@@ -110,7 +111,7 @@ class Caller(Evaluator):
         self, func: Func, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Results:
         self._named_for(func, node, bool(args or named), world)
-        followed = self.heat.function(func.function) or gives_dtype(func.function) or shards(func.function)
+        followed = self.heat.followed(func.function) or self._runs_a_model(func, args, named, world)
         if not followed or func.function.is_generator:
             return [(self.effects.result(func, node, args, named, world), world)]
         if len(world.frames) > MAX_DEPTH or any(frame.function is func.function for frame in world.frames):
@@ -119,6 +120,21 @@ class Caller(Evaluator):
             world.state = forget(world.state)
             return [(self.effects.result(func, node, args, named, world), world)]
         return self.follow(func, node.at, args, named, world)
+
+    def _runs_a_model(self, func: Func, args: list[Value], named: dict[str, Value], world: World) -> bool:
+        """Whether a helper calls a model: one that it is given, or that its module or its object has."""
+        names = self.heat.runs(func.function)
+        if not names:
+            return False
+        params = [param.name for param in func.function.params]
+        given = {**dict(zip(params, args if func.bound is None else [func.bound, *args])), **named}
+        for name, attribute in names:
+            value = given.get(name) or func.env.get(name) or world.globals.get((func.module.path, name))
+            if attribute and isinstance(value, Instance) and not value.model:
+                value = world.heap.get((value.id, attribute))
+            if isinstance(value, Instance) and value.model and attribute != "eval":
+                return True
+        return False
 
     def _named_for(self, func: Func, node: ir.Call, given: bool, world: World) -> None:
         """The event that a method is, by the names of its class and its own, whatever it does."""
@@ -196,7 +212,8 @@ class Caller(Evaluator):
 
     def _decorators_leave(self, entered: list[Value], at: int, world: World) -> None:
         for value in reversed(entered):
-            self.effects.leave(value, at, world, max(0, len(world.state.regions) - 1))
+            depth = len(world.state.regions) - isinstance(value, Region)
+            self.effects.leave(value, at, world, max(0, depth))
 
     def _instantiate(
         self, ref: project.ClassRef, node: ir.Call, args: list[Value], named: dict[str, Value], world: World

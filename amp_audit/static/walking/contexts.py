@@ -125,8 +125,9 @@ class Contexts(Ducks):
             world.put_global(base.module.path, target.name, value)
 
     def descale(self, made: Value, scale: Scale, at: int, world: World) -> Value:
-        """What is left of something scaled that was divided by the scale."""
-        self.walker.emit(world, Event(Kind.DESCALE, scaler=scale.scaler, read=scale.read), at)
+        """What is left of something scaled that was divided by the scale, or of something that may be."""
+        doubt = isinstance(made, Tensor) and made.doubt and made.scaled is None
+        self.walker.emit(world, Event(Kind.DESCALE, scaler=scale.scaler, read=scale.read, given=doubt), at)
         return replace(made, scaled=None, doubt=False, plain=False) if isinstance(made, Tensor) else made
 
     def result(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Value:
@@ -139,7 +140,7 @@ class Contexts(Ducks):
             thaw(world, [item.id for item in given if isinstance(item, Instance)])
         fed = [item for item in given if isinstance(item, Tensor)]
         if fed:
-            made = Tensor() if world.no_grad else together(fed, region_dtype(world.state))
+            made = _told_of(fed) if world.no_grad else together(fed, region_dtype(world.state))
             compares = len(values) > 1 and not isinstance(callee, Tensor)  # a loss is made here, of what was computed
             known_divisors = made.divided - UNSEEN if compares else made.divided
             ran = made.ran | self._ran_unseen(callee, given, world)
@@ -217,6 +218,12 @@ class Contexts(Ducks):
             self.walker.emit(world, Event(Kind.EVALUATE, owners=(model.id,), ran=ran), at)
         elif world.heap.get((model.id, UNCACHED)) != Literal.of(True):
             self.walker.emit(world, Event(Kind.FORWARD, owners=(model.id,)), at)
+
+
+def _told_of(fed: list[Tensor]) -> Tensor:
+    """What is computed without gradients: all that may last is the scale of what the gradients themselves gave."""
+    doubt = any(tensor.doubt and tensor.cut for tensor in fed)
+    return Tensor(doubt=doubt, cut=doubt)
 
 
 def place_of(ran: frozenset[str]) -> str | None:

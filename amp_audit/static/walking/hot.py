@@ -13,12 +13,14 @@ from amp_audit.static.source.traverse import (
     bodies,
     definitions,
     expressions,
+    last_word,
     names_in,
     parts,
     root_name,
     statements,
     walk,
 )
+from amp_audit.static.walking.helpers import called_names, helps
 
 CALLED = frozenset(
     {
@@ -40,6 +42,8 @@ CALLED = frozenset(
 MENTIONED = frozenset({"GradScaler", "ShardedGradScaler", "autocast"})
 """Names that matter even where they are not called."""
 
+_SCALERS = frozenset({"GradScaler", "ShardedGradScaler"})
+
 _HOLDERS = frozenset({"parameters", "named_parameters", "param_groups"})
 """What code goes through to get at every gradient by hand."""
 
@@ -55,6 +59,7 @@ _CHOSEN = (ir.Name, ir.Attr, ir.IfExp, ir.Subscript, ir.Const)
 _OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^Adam|^SGD", re.IGNORECASE)
 _MAKES_OPTIMIZER = re.compile(r"optim|^Adam|^SGD", re.IGNORECASE)
 _SCALER = re.compile(r"scaler", re.IGNORECASE)
+_OF_SCALERS = frozenset({"step", "update", "scale"})
 _LOGGER = re.compile(r"_?log(ger|ging)?", re.IGNORECASE)
 
 
@@ -83,7 +88,7 @@ class Vocabulary:
             return True
         if "step" in self.called and any(map(is_scheduler, self.words)):
             return True
-        return bool(self.called & {"step", "update", "scale"}) and any(map(_SCALER.search, self.words))
+        return bool(self.called & _OF_SCALERS) and any(map(_SCALER.search, self.words))
 
     def looks_on(self) -> bool:
         """Whether the code evaluates a model."""
@@ -101,7 +106,8 @@ class Heat:
         self.aliases = _aliases(modules)
         names = self.aliases
         waiting = functions
-        self._itself = {id(function) for function in functions if spoken[id(function)].is_hot()}
+        self._scalers = _names_of_scalers(modules)
+        self._itself = {id(function) for function in functions if self._is_hot(spoken[id(function)])}
         warm = [f for f in waiting if id(f) in self._itself or not names.isdisjoint(spoken[id(f)].words)]
         self._hot: set[int] = set()
         while warm:
@@ -119,6 +125,8 @@ class Heat:
         self._memo: dict[int, tuple[object, bool, bool]] = {}
         self._methods: dict[str, Mapping[str, frozenset[str]]] = {}
         self.unfreezes = any(map(_unfreezes, modules))
+        self._followed: dict[int, bool] = {}
+        self._runs: dict[int, frozenset[tuple[str, str]]] = {}
 
     def methods(self, module: ir.Module) -> Mapping[str, frozenset[str]]:
         """By dotted name: the methods that a module's code calls on it."""
@@ -141,6 +149,21 @@ class Heat:
             return self.matters(function.body)
         return id(function) in self._hot
 
+    def followed(self, function: ir.Function) -> bool:
+        """Whether a call of a function is followed whatever it is given."""
+        known = self._followed.get(id(function))
+        if known is None:
+            known = self.function(function) or gives_dtype(function) or shards(function) or helps(function)
+            self._followed[id(function)] = known
+        return known
+
+    def runs(self, function: ir.Function) -> frozenset[tuple[str, str]]:
+        """What a helper calls that may be a model."""
+        known = self._runs.get(id(function))
+        if known is None:
+            known = self._runs[id(function)] = called_names(function)
+        return known
+
     def spectates(self, function: ir.Function) -> bool:
         """Whether a function only runs models without gradients: of interest to what trains them, not by itself."""
         return id(function) in self._spectators
@@ -149,10 +172,13 @@ class Heat:
         """Whether a function is hot for its regions alone: nothing trains there, so its branches need no paths."""
         return id(function) in self._calm
 
+    def _is_hot(self, spoken: Vocabulary) -> bool:
+        return spoken.is_hot() or (bool(spoken.called & _OF_SCALERS) and not self._scalers.isdisjoint(spoken.words))
+
     def counts(self, node: ir.Expr) -> bool:
         """Whether an expression can produce an event, or a value that events speak of."""
         spoken = _spoken_in(node, self._libraries)
-        return spoken.is_hot() or not self._names.isdisjoint(spoken.reaching)
+        return self._is_hot(spoken) or not self._names.isdisjoint(spoken.reaching)
 
     def matters(self, body: tuple[ir.Stmt, ...]) -> bool:
         """Whether statements can produce an event."""
@@ -176,7 +202,7 @@ class Heat:
         if known is None or known[0] is not statement:
             spoken = vocabulary(statement, self._libraries)
             hot = not isinstance(statement, ir.Import) and (
-                spoken.is_hot() or not self._names.isdisjoint(spoken.reaching)
+                self._is_hot(spoken) or not self._names.isdisjoint(spoken.reaching)
             )
             known = (statement, hot, _leaves(statement))
             self._memo[id(statement)] = known
@@ -208,6 +234,28 @@ def _aliases(modules: Iterable[ir.Module]) -> frozenset[str]:
         for local, target in statement.bindings
         if target.rpartition(".")[2] in CALLED | MENTIONED and local != target.rpartition(".")[2]
     )
+
+
+def _names_of_scalers(modules: Iterable[ir.Module]) -> frozenset[str]:
+    """What the modules call the scalers that they build, where that does not say what they are."""
+    return frozenset(
+        word
+        for module in modules
+        if not module.words.isdisjoint(_SCALERS)
+        for node in statements(module.body, into=True)
+        if isinstance(node, ir.Assign) and any(last_word(part.func) in _SCALERS for part in _calls(node.value))
+        for word in map(last_word, node.targets)
+        if word and not _SCALER.search(word)
+    )
+
+
+def _calls(value: ir.Expr) -> Iterator[ir.Call]:
+    """A call that gives a value, be it in one arm of a choice."""
+    if isinstance(value, ir.IfExp):
+        yield from _calls(value.body)
+        yield from _calls(value.orelse)
+    elif isinstance(value, ir.Call):
+        yield value
 
 
 def _unfreezes(module: ir.Module) -> bool:

@@ -12,6 +12,7 @@ from amp_audit.records import replace
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import names_in, statements, walk
+from amp_audit.static.walking.byhand import MEASURE
 from amp_audit.static.walking.choices import NAMED, chosen, is_choice
 from amp_audit.static.walking.contexts import NO_GRAD_NAMES
 from amp_audit.static.walking.lineage import (
@@ -269,7 +270,8 @@ class Library(Methods):
         owners = owners_of(given)
         groups = [item for item in inside(given) if isinstance(item, Parameters)]
         whole = bool(groups) and not any(group.part for group in groups)
-        event = Event(Kind.OPTIMIZER_NEW, optimizer=identity, owners=known(owners), whole=whole)
+        within = known(frozenset().union(*(group.within for group in groups))) or ()
+        event = Event(Kind.OPTIMIZER_NEW, optimizer=identity, owners=known(owners), whole=whole, within=within)
         self.walker.emit(world, event, node.at)
         return Optimizer(identity, closure)
 
@@ -291,7 +293,7 @@ class Library(Methods):
         owners = known(owners_of(parameters))
         sharded = are_sharded(owners, world) and not by_value
         self.walker.emit(world, Event(kind, owners=owners, sharded=sharded), node.at)
-        return [(Symbol("norm", "", True), world)]
+        return [(MEASURE if endless else Symbol("norm", "", True), world)]
 
 
 def _says_cpu(name: str, node: ir.Call) -> bool:

@@ -67,6 +67,13 @@ _OPERATORS = {"div": "/", "div_": "/", "true_divide": "/", "mul": "*", "mul_": "
 SAME = frozenset({"to", "cuda", "cpu", "train", "eval", "requires_grad_", "half", "float", "bfloat16", "double", "xpu"})
 
 
+def _model_around(part: Value) -> Instance | None:
+    """The model whose part ``model.head`` is, where nothing shows what that part is."""
+    while isinstance(part, Method):
+        part = part.base
+    return part if isinstance(part, Instance) and part.model else None
+
+
 class Methods(Ranks):
     """Turns method calls into events and values."""
 
@@ -91,6 +98,8 @@ class Methods(Ranks):
         if is_gradient(base):
             made = self.of_gradient(base, name, node, args, world)
             return [(made or self.result(method, node, args, named, world), world)]
+        if name in OWNING and (model := _model_around(base)) is not None:
+            return [(Parameters(part=True, within=frozenset({model.id})), world)]
         if name in _HOOKS and isinstance(base, Parameters):
             self.hooked(base, args[0] if args else None, node.at, world)
         elif name == "requires_grad_" and isinstance(base, Parameters):
@@ -117,7 +126,8 @@ class Methods(Ranks):
         if name == "__enter__":
             return [(self.enter(base, node.at, world), world)]
         if name == "__exit__":
-            self.leave(base, node.at, world, max(0, len(world.state.regions) - 1))
+            depth = len(world.state.regions) - isinstance(base, Region)
+            self.leave(base, node.at, world, max(0, depth))
         return [(NONE, world)]
 
     def _scaler(

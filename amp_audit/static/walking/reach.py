@@ -27,7 +27,7 @@ from amp_audit.static.binding.project import (
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import children, definitions, expressions, last_word, statements, walk, words_in
 from amp_audit.static.walking.byhand import FINITE
-from amp_audit.static.walking.hot import Heat, dotted, gives_dtype
+from amp_audit.static.walking.hot import Heat, dotted
 from amp_audit.static.walking.means import Means, dangers, used
 from amp_audit.static.walking.ranks import POOL
 
@@ -204,7 +204,7 @@ class Reach:
         if found is None:
             found = self._kinds[ref] = _Kind(self.project.mro(ref), {})
             for name, (_, method) in self.project.methods(ref).items():
-                if name == "__init__" or self.heat.function(method) or gives_dtype(method):
+                if name == "__init__" or self.heat.followed(method):
                     found.members.setdefault(name, []).append(self._function(method))
             for owner in found.above:
                 bases = [part for base in owner.cls.bases for part in walk(base.value)]
@@ -332,7 +332,7 @@ class Reach:
             for option in binding.options:
                 self._bind(option, node, is_base)
         elif isinstance(binding, FunctionRef):
-            if self.heat.function(binding.function) or gives_dtype(binding.function):
+            if self.heat.followed(binding.function):
                 node.codes.append(self._function(binding.function))
         elif isinstance(binding, ClassRef):
             if not is_base:

@@ -112,11 +112,12 @@ class Instance:
 @record(frozen=True, slots=True)
 class Parameters:
     """Parameters, parameter groups or gradients of ``owners``; empty when nobody knows whose. ``part``: perhaps not all
-    that they have.
+    that they have. ``within``: the models that they are a part of, where the part is not seen.
     """
 
     owners: Owners = frozenset()
     part: bool = False
+    within: Owners = frozenset()
 
 
 @record(frozen=True, slots=True)

@@ -178,6 +178,7 @@ class World:
         return (
             known,
             state.whole,
+            state.parts,
             state.reads,
             state.stepped,
             state.trained,
