@@ -1,0 +1,306 @@
+"""Functions without a telling word: what they do where they are called, and what they do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.static.found import lines
+from tests.static.walked import ids
+
+START = """
+import copy
+import torch
+from torch import nn
+
+net = nn.Linear(4, 3).cuda()
+opt = torch.optim.SGD(net.parameters(), 0.1)
+gs = torch.amp.GradScaler("cuda")
+"""
+
+STEP = """
+for x in torch.randn(9, 2, 4).cuda():
+    opt.zero_grad()
+    {before}
+    with torch.autocast("cuda", dtype=torch.float16):
+        {inside}
+    gs.scale(loss).backward()
+    {between}
+    gs.step(opt)
+    gs.update()
+"""
+
+
+def program(helper: str, before: str = "pass", inside: str = "loss = net(x).mean()", between: str = "pass") -> str:
+    return START + helper + STEP.format(before=before, inside=inside, between=between)
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        ("torch.tensor(a + b, requires_grad=True)", {"AMP204"}),
+        ("torch.tensor(a + b)", set()),
+        ("(a + b).clone()", set()),
+        ("torch.zeros(3, requires_grad=True).sum() + a + b", set()),  # a term that somebody trains
+    ],
+)
+def test_a_helper_gives_a_leaf_back(returned: str, found: set[str]) -> None:
+    helper = f"def combine(a, b):\n    return {returned}\n"
+    assert ids(program(helper, inside="o = net(x); loss = combine(o.mean(), o.abs().mean())")) == found
+
+
+CLIP = """
+def adaptive_clip(params, limit=0.01):
+    for p in params:
+        gn, pn = p.grad.norm(), p.detach().norm()
+        if gn > limit * pn:
+            p.grad.mul_(limit * pn / gn)
+"""
+
+
+@pytest.mark.parametrize(
+    ("between", "found"),
+    [
+        ("adaptive_clip(net.parameters())", {"AMP210"}),
+        ("adaptive_clip(p for p in net.parameters())", {"AMP210"}),
+        ("gs.unscale_(opt); adaptive_clip(net.parameters())", set()),
+    ],
+)
+def test_a_helper_goes_through_the_gradients_it_is_given(between: str, found: set[str]) -> None:
+    assert ids(program(CLIP, between=between)) == found
+
+
+SYNC = """
+target = copy.deepcopy(net)
+
+{decorator}
+def sync():
+    for a, b in zip(target.parameters(), net.parameters()):
+        a.data.mul_(0.99).add_(b.data, alpha=0.01)
+"""
+
+
+@pytest.mark.parametrize("decorator", ["", "@torch.no_grad()"])
+@pytest.mark.parametrize(
+    ("inside", "found"),
+    [
+        ("a = target(x); sync(); loss = (net(x) - a - target(x)).mean()", {"AMP304"}),
+        ("sync(); loss = (net(x) - target(x)).mean()", set()),  # nothing is cached yet
+        ("loss = (net(x) - target(x)).mean(); sync()", set()),  # nothing is computed any more
+    ],
+)
+def test_a_helper_writes_weights_inside_the_region(decorator: str, inside: str, found: set[str]) -> None:
+    assert ids(program(SYNC.format(decorator=decorator), inside=inside)) == found
+
+
+def test_a_function_without_gradients_leaves_the_region_around_its_call_open() -> None:
+    helper = "@torch.no_grad()\ndef measure(x):\n    for p in net.parameters():\n        p.grad.norm()\n"
+    source = program(helper, inside="measure(x); loss = net(x).mean()").replace("gs.scale(loss)", "loss")
+    assert "AMP316" not in ids(source)
+
+
+PREDICT = """
+class Noise:
+    def __init__(self, model):
+        self.model = model
+
+    def predict(self, x):
+        noise = torch.randn_like(x)
+        return self.model(x + noise), noise
+
+    def clear(self):
+        self.model.zero_grad()
+
+def predict(x):
+    noise = torch.randn_like(x)
+    return net(x + noise), noise
+
+def prepare(x):
+    return x * 2, torch.randn_like(x)
+
+noisy = Noise(net)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "found"),
+    [
+        ("out, n = predict(x)", "loss = nn.functional.mse_loss(out, n)", {"AMP316"}),
+        ("out, n = noisy.predict(x)", "loss = nn.functional.mse_loss(out, n)", {"AMP316"}),
+        ("pass", "out, n = predict(x); loss = nn.functional.mse_loss(out, n)", set()),
+        ("out, n = prepare(x)", "loss = nn.functional.mse_loss(net(out), n)", set()),
+    ],
+)
+def test_a_helper_runs_a_model_outside_of_the_region(before: str, inside: str, found: set[str]) -> None:
+    assert ids(program(PREDICT, before=before, inside=inside)) == found
+
+
+@pytest.mark.parametrize(
+    ("between", "found"),
+    [
+        ("norm = torch.stack([p.grad.norm() for p in net.parameters()]).norm() / gs.get_scale()", set()),
+        ("norm = nn.utils.clip_grad_norm_(net.parameters(), float('inf')); log(norm / gs.get_scale())", set()),
+        ("inv = 1.0 / gs.get_scale(); norm = [p.grad.norm() for p in net.parameters()][0] * inv", set()),
+        ("norm = torch.stack([p.grad.norm() for p in net.parameters()]).norm() * gs.get_scale()", {"AMP210"}),
+        ("norm = torch.stack([p.grad.norm() for p in net.parameters()]).norm() / len(x)", {"AMP210"}),
+    ],
+)
+def test_measures_of_gradients_may_be_divided_by_the_scale(between: str, found: set[str]) -> None:
+    assert ids(program("", between=between)) == found
+    without = between.replace("norm = ", "with torch.no_grad(): norm = ").replace("; with", "\n    with")
+    assert ids(program("", between=without)) == found
+
+
+OPTIMIZER = """
+class Opt:
+    def __init__(self, every):
+        self.o = torch.optim.AdamW(net.parameters())
+        self.{name} = torch.amp.GradScaler("cuda")
+        self.every, self.n = every, 0
+
+    def backward(self, loss):
+        self.{name}.scale(loss / self.every).backward()
+        self.n += 1
+
+    def maybe_step(self):
+        if self.n % self.every == 0:
+            self.{name}.step(self.o)
+            {update}
+            self.o.zero_grad()
+
+    def end(self):
+        {end}
+
+o = Opt(4)
+for x in torch.randn(9, 2, 4).cuda():
+    with torch.autocast("cuda"):
+        loss = net(x).mean()
+    o.backward(loss)
+    o.maybe_step()
+    o.end()
+"""
+
+
+@pytest.mark.parametrize("name", ["scaler", "sc", "precision"])
+def test_a_scaler_of_any_name_is_one_where_it_is_only_updated(name: str) -> None:
+    bad = OPTIMIZER.format(name=name, update="pass", end=f"self.{name}.update()")
+    good = OPTIMIZER.format(name=name, update=f"self.{name}.update()", end="pass")
+    assert "AMP206" in ids(START + bad) and not ids(START + good) & {"AMP205", "AMP206"}
+
+
+TWO = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+pair = Net().cuda()
+one = torch.optim.AdamW({one}, lr=1e-3)
+two = torch.optim.SGD({two}, lr=1e-2)
+for x in torch.randn(9, 2, 4).cuda():
+    one.zero_grad()
+    two.zero_grad()
+    with torch.autocast("cuda"):
+        loss = pair(x).mean()
+    gs.scale(loss).backward()
+    gs.step(one)
+    gs.step(two)
+    gs.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "found"),
+    [
+        ("pair.parameters()", "pair.head.parameters()", {"AMP221"}),
+        ("pair.head.parameters()", "pair.parameters()", {"AMP221"}),
+        ("pair.parameters()", "[{'params': pair.head.parameters()}]", {"AMP221"}),
+        ("pair.body.parameters()", "pair.head.parameters()", set()),
+        ("[p for n, p in pair.named_parameters() if 'body' in n]", "pair.head.parameters()", set()),
+        ("net.parameters()", "pair.head.parameters()", set()),
+    ],
+)
+def test_two_optimizers_share_a_part_of_a_model(one: str, two: str, found: set[str]) -> None:
+    assert ids(START + TWO.format(one=one, two=two)) & {"AMP221"} == found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "found"), [("torch.float16", {"AMP201"}), ("torch.bfloat16", set()), ("torch.float32", set())]
+)
+@pytest.mark.parametrize("decorator", ["@property", "@functools.cached_property"])
+def test_a_property_gives_a_region_of_the_dtype_that_its_class_names(
+    dtype: str, found: set[str], decorator: str
+) -> None:
+    source = f"""
+import functools
+import torch
+from torch import nn
+
+class Trainer:
+    dtype = {dtype}
+
+    def __init__(self):
+        self.net = nn.Linear(4, 3).cuda()
+        self.opt = torch.optim.AdamW(self.net.parameters())
+
+    {decorator}
+    def region(self):
+        return torch.autocast("cuda", dtype=self.dtype)
+
+    def step(self, x):
+        with self.region:
+            loss = self.net(x).mean()
+        self.opt.zero_grad()
+        loss.backward()
+        self.opt.step()
+
+t = Trainer()
+for x in torch.randn(9, 2, 4).cuda():
+    t.step(x)
+"""
+    assert ids(source) & {"AMP201"} == found
+
+
+PARALLEL = """
+import torch
+from torch import nn
+
+class WithLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        with torch.autocast("cuda"):
+            return {loss}
+
+net = nn.{wrapper}(WithLoss().cuda())
+opt = torch.optim.SGD(net.parameters(), 0.1)
+gs = torch.amp.GradScaler("cuda")
+for x in torch.randn(9, 8, 4).cuda():
+    losses = net(x)
+    opt.zero_grad()
+    gs.scale({given}).mean().backward()
+    gs.step(opt)
+    gs.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "loss", "given", "marked"),
+    [
+        ("DataParallel", "(self.fc(x) - x.half()).abs().mean()", "losses", [20]),
+        ("DataParallel", "(self.fc(x) - x.half()).abs().mean()", "losses.mean()", []),
+        ("DataParallel", "(self.fc(x) - x).abs().mean()", "losses", []),  # float32 by promotion
+        ("DataParallel", "nn.functional.mse_loss(self.fc(x), x)", "losses", []),  # float32 by the op list
+        ("parallel.DistributedDataParallel", "(self.fc(x) - x.half()).abs().mean()", "losses", []),
+    ],
+)
+def test_data_parallel_gathers_the_losses_of_its_devices(
+    tmp_path: Path, wrapper: str, loss: str, given: str, marked: list[int]
+) -> None:
+    assert lines(tmp_path, "AMP219", PARALLEL.format(wrapper=wrapper, loss=loss, given=given)) == marked
