@@ -131,10 +131,15 @@ class Caller(Evaluator):
         for name, attribute in names:
             value = given.get(name) or func.env.get(name) or world.globals.get((func.module.path, name))
             if attribute and isinstance(value, Instance) and not value.model:
-                value = world.heap.get((value.id, attribute))
-            if isinstance(value, Instance) and value.model and attribute != "eval":
+                value, attribute = world.heap.get((value.id, attribute)), ""
+            if attribute in ("", "forward") and self._is_a_model(value, world):
                 return True
         return False
+
+    def _is_a_model(self, value: Value | None, world: World) -> bool:
+        if isinstance(value, Symbol):
+            return self.effects.is_model(value, world)
+        return isinstance(value, Instance) and value.model
 
     def _named_for(self, func: Func, node: ir.Call, given: bool, world: World) -> None:
         """The event that a method is, by the names of its class and its own, whatever it does."""

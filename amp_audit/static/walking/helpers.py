@@ -12,7 +12,7 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.literals import is_literally
 from amp_audit.static.source.traverse import parts, statements
 
-_SHORT = 24
+_SHORT, _LONG = 24, 60
 _WEIGHTS = frozenset({"parameters", "named_parameters", "buffers", "trainable_parameters"})
 _WRITES = frozenset({"copy_", "mul_", "add_", "sub_", "div_", "lerp_", "fill_", "addcmul_", "data"})
 
@@ -23,12 +23,12 @@ def helps(function: ir.Function) -> bool:
     writes = not words.isdisjoint(_WEIGHTS) and not words.isdisjoint(_WRITES)
     if not writes and words.isdisjoint(("grad", "tensor", "as_tensor", "Variable")):
         return False
-    return is_short(function) and (writes or "grad" in words or _gives_leaf(function))
+    return _is_within(function, _SHORT) and (writes or "grad" in words or _gives_leaf(function))
 
 
-def is_short(function: ir.Function) -> bool:
+def _is_within(function: ir.Function, most: int) -> bool:
     """Whether a function is a helper by its size."""
-    return sum(1 for _ in statements(function.body)) <= _SHORT
+    return sum(1 for _ in statements(function.body)) <= most
 
 
 def _gives_leaf(function: ir.Function) -> bool:
@@ -38,9 +38,9 @@ def _gives_leaf(function: ir.Function) -> bool:
 
 
 def called_names(function: ir.Function) -> frozenset[tuple[str, str]]:
-    """What a short function that gives something back calls, as (name, "") or (name, attribute)."""
+    """What a function that gives something back calls, as (name, "") or (name, attribute); nothing of a long one."""
     returns = any(isinstance(node, ir.Return) and node.value is not None for node in statements(function.body))
-    return frozenset(_called(function)) if returns and is_short(function) else frozenset()
+    return frozenset(_called(function)) if returns and _is_within(function, _LONG) else frozenset()
 
 
 def _called(function: ir.Function) -> Iterator[tuple[str, str]]:

@@ -459,6 +459,10 @@ def either(one: Value, two: Value) -> Value:
     """A value that may be either of two: what they have in common, else something unknown."""
     if one == two:
         return one
+    if isinstance(one, Tensor) and _is_number(two):
+        return one  # a sum that begins with 0 and got no term on one of the paths: it leads back to nothing there
+    if isinstance(two, Tensor) and _is_number(one):
+        return two
     if isinstance(one, Tensor) and isinstance(two, Tensor):
         doubt = one.doubt or two.doubt or one.scaled != two.scaled
         same = one.dtype == two.dtype
@@ -473,3 +477,7 @@ def either(one: Value, two: Value) -> Value:
             plain=one.plain and two.plain,
         )
     return Symbol(short(f"either({key_of(one)},{key_of(two)})"))
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, Literal) and value.kind in ("int", "float")
