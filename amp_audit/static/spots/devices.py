@@ -156,6 +156,15 @@ def is_followed(gates: Iterable[Gate], enabled: ir.Expr | None, where: Where, or
     return any(_tells(test, where, origins) for test in (*tests, *([enabled] if enabled is not None else [])))
 
 
+def may_be_followed(gates: Iterable[Gate], enabled: ir.Expr | None, where: Where, origins: Origins) -> bool:
+    """Whether a place depends on a flag that is handed in: nobody knows whether it was computed from the device."""
+    tests = [gate for gate in gates if not isinstance(gate, ir.Try)]
+    asked = [part for test in (*tests, *([enabled] if enabled is not None else [])) for part in walk(test)]
+    bases = {part.base.at for part in asked if isinstance(part, (ir.Attr, ir.Subscript))}
+    names = (part for part in asked if isinstance(part, (ir.Name, ir.Attr)) and part.at not in bases)
+    return any(origin.expr is None for name in names for origin in origins.of(name, where))
+
+
 def _tells(test: ir.Expr, where: Where, origins: Origins) -> bool:
     """Whether an expression speaks of devices, itself or in what its names were assigned."""
     seen = [test]

@@ -131,7 +131,8 @@ class Facts(Mapping[str, object]):
         if follows:
             return "followed"
         if not choice.others:
-            return "given"
+            flagged = devices.may_be_followed(self.site.gates, self._enabled(), self.site.where, self.origins)
+            return "fixed" if flagged else "given"
         return "accelerator" if choice.others != {"cpu"} else "cpu" if choice.minded else "fallback"
 
     def suspends(self) -> bool:

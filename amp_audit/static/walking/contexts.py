@@ -124,9 +124,9 @@ class Contexts(Ducks):
         elif isinstance(base, ModuleRef) and base.module is not None:
             world.put_global(base.module.path, target.name, value)
 
-    def descale(self, made: Value, scale: Scale, at: int, world: World) -> Value:
+    def descale(self, made: Value, given: tuple[Value, Value], scale: Scale, at: int, world: World) -> Value:
         """What is left of something scaled that was divided by the scale, or of something that may be."""
-        doubt = isinstance(made, Tensor) and made.doubt and made.scaled is None
+        doubt = not any(isinstance(value, Tensor) and value.scaled == scale.scaler for value in given)
         self.walker.emit(world, Event(Kind.DESCALE, scaler=scale.scaler, read=scale.read, given=doubt), at)
         return replace(made, scaled=None, doubt=False, plain=False) if isinstance(made, Tensor) else made
 

@@ -329,7 +329,7 @@ class Evaluator(abc.ABC):
             value = combine(node.op, left, right)
             scale = descaled(node.op, left, right)
             if scale is not None:
-                value = self.effects.descale(value, scale, node.at, after)
+                value = self.effects.descale(value, (left, right), scale, node.at, after)
             elif node.op == "%":
                 self.boundaries.remainder(node, right, value, tuple(self._loops))
             results.append((value, after))

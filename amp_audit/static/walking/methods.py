@@ -315,7 +315,7 @@ class Methods(Ranks):
             return [(replace(tensor, leaf=True), world)]
         if name in _OPERATORS and args:
             made, scale = combine(_OPERATORS[name], tensor, args[0]), descaled(_OPERATORS[name], tensor, args[0])
-            return [(made if scale is None else self.descale(made, scale, node.at, world), world)]
+            return [(self.descale(made, (tensor, args[0]), scale, node.at, world) if scale else made, world)]
         if name == "sum":  # over the batch: then the sum over micro-batches is the sum over a larger one
             return [(replace(tensor, divided=tensor.divided | {name}), world)]
         return [(self.result(tensor, node, [tensor, *args], named, world), world)]
