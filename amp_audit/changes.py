@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,6 +159,8 @@ class _Refused(SettingsError):
 
 def _git(folder: str, *words: str) -> bytes:
     """What git prints; it runs none of the checkout's own programs."""
+    import subprocess
+
     command = ["git", "-C", folder, "-c", "core.fsmonitor=false", "-c", "core.quotePath=true", *words]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:

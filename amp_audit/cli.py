@@ -496,11 +496,15 @@ class _Output:
 
     def _show(self, report: Report | None, code: int) -> int:
         """Print, and hand the exit code through."""
-        from amp_audit.report import emulated, render
+        from amp_audit.report import render
 
         options = self._options
         if report is not None:
-            report = emulated.for_torch(report, getattr(options, "policy_torch", None))
+            torch = getattr(options, "policy_torch", None)
+            if torch is not None:
+                from amp_audit.report import emulated
+
+                report = emulated.for_torch(report, torch)
             color = not options.no_color and options.output is None
             render(report, options.format, self._stream, verbose=options.verbose, quiet=options.quiet, color=color)
         if self._stream is not sys.stdout:

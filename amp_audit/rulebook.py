@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from amp_audit import __version__, kept
 from amp_audit.events import Kind
 from amp_audit.model import Severity
 
@@ -137,8 +136,8 @@ def load(extra: tuple[Path, ...] = ()) -> Rulebook:
     found: dict[str, Rule] = {}
     for root in (shipped_rules(), *extra):
         own: dict[str, Path] = {}
-        for path in _files(root):
-            rule = read_rule(path)
+        for path, data in _documents(_files(root)).items():
+            rule = _rule(path, data)
             if rule.id in own:
                 raise RuleError(f"{path}: {rule.id} is already defined in {own[rule.id]}")
             own[rule.id] = path
@@ -156,12 +155,44 @@ def _files(root: Path) -> list[Path]:
 
 def read_rule(path: Path) -> Rule:
     """One rule file, validated. Raises RuleError naming the file and the key."""
+    return _rule(path, _parsed(path, _text(path)))
+
+
+MOST_KEPT = 16
+"""Sets of rule files whose documents are kept."""
+
+
+def _documents(paths: list[Path]) -> dict[Path, Any]:
+    """The documents of rule files, read by PyYAML once for the same contents: it takes longer than most checks."""
+    texts = {path: _text(path) for path in paths}
+    where, name = kept.folder("rules"), kept.digest("\0".join([__version__, *texts.values()]).encode())
+    known = kept.load(where, name)
+    if isinstance(known, list) and len(known) == len(texts):
+        kept.use(where, name)
+        return dict(zip(texts, known))
+    found = {path: _parsed(path, text) for path, text in texts.items()}
+    if kept.is_plain(list(found.values())):
+        kept.store(where, name, list(found.values()), MOST_KEPT)
+    return found
+
+
+def _text(path: Path) -> str:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(f"{path}: cannot be read: {error}") from error
+
+
+def _parsed(path: Path, text: str) -> Any:
+    import yaml  # only here, for the same reason
+
+    try:
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise RuleError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _rule(path: Path, data: object) -> Rule:
     try:
         return parse_rule(data)
     except RuleError as error:

@@ -39,6 +39,11 @@ class Program:
     stopped: bool = False
 
     @property
+    def ended(self) -> str:
+        """How it ended, for the end of a sentence that begins with its name."""
+        return f"was killed by signal {self.signal}" if self.exit is None else f"ended with exit code {self.exit}"
+
+    @property
     def failed(self) -> bool:
         return not self.stopped and self.exit != 0
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
 
 from amp_audit.model import Severity
 
@@ -31,6 +33,11 @@ def show(
         for item in page(console.width):
             console.print(item, soft_wrap=not wrap)
     stream.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
+
+
+def section(title: str, body: Sequence[RenderableType]) -> RenderableType:
+    """A titled block, indented, with an empty line after it."""
+    return Padding(Group(Text(title, style="bold"), Padding(Group(*body), (0, 0, 0, 2))), (0, 0, 1, 0))
 
 
 def flowed(text: str) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from amp_audit.report import emulated
 from amp_audit.report.content import Program, shown_path
+from amp_audit.report.layout import section
 from amp_audit.report.source import printable
 from amp_audit.report.summary import BALANCE, Health, HotOp, Saved, ScalePoint, Summary, Times, Underflow
 from amp_audit.report.words import ending, listed, plural, ranges, scale, share, size, work
@@ -22,11 +22,6 @@ MOST_CHANGES = 8
 BAR = 24
 NAME = 40
 """Cells for the name of a parameter: with the rest of its row it fits into 80 columns."""
-
-
-def section(title: str, body: Sequence[RenderableType]) -> RenderableType:
-    """A titled block, indented, with an empty line after it."""
-    return Padding(Group(Text(title, style="bold"), Padding(Group(*body), (0, 0, 0, 2))), (0, 0, 1, 0))
 
 
 def sections(run: Summary, program: Program | None, root: Path, verbose: bool) -> Iterator[RenderableType]:
@@ -63,7 +58,7 @@ def _story(run: Summary, program: Program | None) -> Iterator[str]:
         }
         yield f"{name}: {ends.get(run.reason, run.reason)}"
     if program is not None and program.failed:
-        yield f"the program {ended(program)}"
+        yield f"the program {program.ended}"
     place = head.device if head.emulated is None else f"an emulated {head.device}"
     where = f"torch {head.torch}, Python {head.python}, on {place}"
     regions = f"autocast {listed(run.regions)}" if run.regions else "no op ran under autocast"
@@ -81,11 +76,6 @@ def _watched(run: Summary) -> str:
 def _cut_off(program: Program | None) -> str:
     """How a program went that left no end: ``os._exit`` gives an exit code, a signal gives none."""
     return "was killed" if program is None or program.exit is None else "ended at once, without clean-up,"
-
-
-def ended(program: Program) -> str:
-    """How a program ended, for the end of a sentence that begins with its name."""
-    return f"was killed by signal {program.signal}" if program.exit is None else f"ended with exit code {program.exit}"
 
 
 def _precision(run: Summary, root: Path, limit: int) -> Iterator[RenderableType]:

@@ -14,9 +14,8 @@ from rich.text import Text
 
 from amp_audit import __version__
 from amp_audit.model import Confidence, Evidence, Finding, Location, Severity, Verdict
-from amp_audit.report import run
 from amp_audit.report.content import Report, shown_path
-from amp_audit.report.layout import STYLES, beginning, flowed, show
+from amp_audit.report.layout import STYLES, beginning, flowed, section, show
 from amp_audit.report.source import Sources, printable
 from amp_audit.report.words import listed, plural, ranges
 
@@ -53,9 +52,11 @@ def _full(report: Report, width: int, verbose: bool) -> Iterator[RenderableType]
         yield Text(f"\namp-audit {__version__}: {printable(report.target)}\n", style="bold")
     yield from _Findings(report, width, verbose).render()
     if report.summary is not None:
+        from amp_audit.report import run  # only where there was one: it takes longer to load than many files to check
+
         yield from run.sections(report.summary, report.program, report.root, verbose)
     elif report.program is not None:
-        yield run.section("The run", [Text(f"{printable(report.target)}: {run.ended(report.program)}")])
+        yield section("The run", [Text(f"{printable(report.target)}: {report.program.ended}")])
     yield _coverage(report)
 
 
@@ -216,6 +217,8 @@ def _coverage(report: Report) -> RenderableType:
     coverage = report.coverage
     lines = [_files(report)]
     if report.summary is not None:
+        from amp_audit.report import run
+
         lines.extend(run.missed(report.summary))
     lines.extend((*coverage.notes, *report.notes))
     if report.hidden:
@@ -223,7 +226,7 @@ def _coverage(report: Report) -> RenderableType:
     table = Table.grid(padding=(0, 1, 0, 0))
     for line in filter(None, lines):
         table.add_row("-", Text(printable(line)))
-    return run.section("What this covers", [table])
+    return section("What this covers", [table])
 
 
 def _files(report: Report) -> str:
@@ -242,7 +245,7 @@ def _verdict(report: Report) -> Text:
     counts = {severity: n for severity, n in report.counts().items() if n}
     if report.problem:
         return Text(printable(report.problem), style="bold red")
-    failure = f"; the program {run.ended(report.program)}" if report.program and report.program.failed else ""
+    failure = f"; the program {report.program.ended}" if report.program and report.program.failed else ""
     if not counts or max(counts) is Severity.INFO:
         return Text(f"{_clean(report)}{failure}.", style="bold red" if failure else "bold green")
     names = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}

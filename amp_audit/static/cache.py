@@ -2,25 +2,21 @@
 
 An entry holds for the same files with the same content, the same rules, settings, working directory, Python and
 amp-audit; and while all that the check looked at beside those files is as it was: files read for context, files that
-were or were not there, folders that were listed. Entries are JSON with a checksum, in the user's own cache folder: what
-lies in a checkout is not trusted. They are written beside and moved into place, so that processes do not meet half of
-one; one that cannot be read, for whatever reason, is no entry.
+were or were not there, folders that were listed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amp_audit import __version__
+from amp_audit import __version__, kept
+from amp_audit.kept import digest
 from amp_audit.model import (
     Confidence,
     Edit,
@@ -37,7 +33,6 @@ from amp_audit.static.source.layout import Layout, listing
 from amp_audit.static.source.sources import Unreadable, read_bytes
 
 MOST_ENTRIES = 256
-_SUFFIX = ".json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +74,8 @@ class Looked:
 
 
 def folder() -> Path:
-    """Where entries are kept: below the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "amp-audit" / "check"
-
-
-def digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=20).hexdigest()
+    """Where entries are kept."""
+    return kept.folder("check")
 
 
 def _digest_of(path: str) -> str:
@@ -118,21 +108,16 @@ def _installed() -> str:
 
 def load(where: Path, name: str) -> Entry | None:
     """The entry of this name, if it is there, whole, and still true."""
-    path = where / (name + _SUFFIX)
     try:
-        checksum, _, text = path.read_text(encoding="ascii").partition("\n")
-        if digest(text.encode("ascii")) != checksum:
-            return None
-        data = json.loads(text)
-        looked = Looked(data["context"], data["files"], data["folders"])
-        if not looked.is_unchanged():
+        data = kept.load(where, name)
+        if data is None or not Looked(data["context"], data["files"], data["folders"]).is_unchanged():
             return None
         entry = Entry(
             tuple(_finding(item) for item in data["findings"]), data["checked"], data["skipped"], tuple(data["notes"])
         )
-        os.utime(path)  # what is used stays
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+    kept.use(where, name)
     return entry
 
 
@@ -147,27 +132,7 @@ def store(where: Path, name: str, entry: Entry, looked: Looked) -> None:
         "skipped": entry.skipped,
         "notes": list(entry.notes),
     }
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        text = json.dumps(document)
-        where.mkdir(parents=True, exist_ok=True)
-        handle, half = tempfile.mkstemp(dir=where, suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                file.write(f"{digest(text.encode('ascii'))}\n{text}")
-            os.replace(half, where / (name + _SUFFIX))
-        except OSError:
-            os.unlink(half)
-            raise
-        _forget_old(where)
-
-
-def _forget_old(where: Path) -> None:
-    """Only the entries used last are kept."""
-    with os.scandir(where) as entries:
-        found = sorted((entry.stat().st_mtime_ns, entry.path) for entry in entries)
-    for _, path in found[:-MOST_ENTRIES]:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    kept.store(where, name, document, MOST_ENTRIES)
 
 
 def _plain(finding: Finding) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def test_a_spoilt_entry_is_none(project: Path, reads: list[int], spoil: object) 
 def test_a_check_that_failed_somewhere_is_not_kept(project: Path) -> None:
     Path("broken.py").write_text("from torch import autocast\nautocast(\n")
     assert "AMP001" in names(run(project, "."))
-    assert not project.exists()
+    assert not (project / "amp-audit" / "check").exists()
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing(project: Path) -> None:
@@ -166,7 +166,7 @@ def test_no_cache_reads_anew(project: Path) -> None:
     environ = {**os.environ, "XDG_CACHE_HOME": str(project)}
     command = [sys.executable, "-m", "amp_audit", "check", "--no-cache", "train.py"]
     assert subprocess.run(command, env=environ, capture_output=True).returncode == 1
-    assert not project.exists()
+    assert not (project / "amp-audit" / "check").exists()
 
 
 def test_every_field_of_a_finding_is_kept() -> None:
