@@ -38,21 +38,20 @@ def spelled_out(config: ir.Expr | None) -> Mapping[str, ir.Expr] | None:
     return found if len(found) == size else None
 
 
-def stays(modules: Sequence[ir.Module], word: str) -> bool:
-    """Whether a dict of this name is as it was made, as far as these modules show."""
-    return bool(word) and not any(_changes(module, word) for module in modules)
+def changed(module: ir.Module) -> frozenset[str]:
+    """The names of the dicts that a module may write into, or take from."""
+    return frozenset(_changed(module)) - {""}
 
 
-def _changes(module: ir.Module, word: str) -> bool:
-    """Whether a module writes into, or takes from, a dict of this name."""
+def _changed(module: ir.Module) -> Iterator[str]:
     for node in statements(module.body, into=True):
         targets: Sequence[ir.Expr] = node.targets if isinstance(node, (ir.Assign, ir.Delete)) else ()
-        if any(isinstance(target, ir.Subscript) and last_word(target.base) == word for target in targets):
-            return True
-        if isinstance(node, ir.Augment) and last_word(_written(node.target)) == word:
-            return True
-    calls = (part.func for part in parts(module.body, into=True) if isinstance(part, ir.Call))
-    return any(isinstance(func, ir.Attr) and func.name in _CHANGES and last_word(func.base) == word for func in calls)
+        yield from (last_word(target.base) for target in targets if isinstance(target, ir.Subscript))
+        if isinstance(node, ir.Augment):
+            yield last_word(_written(node.target))
+    for part in parts(module.body, into=True) if not _CHANGES.isdisjoint(module.words) else ():
+        if isinstance(part, ir.Call) and isinstance(part.func, ir.Attr) and part.func.name in _CHANGES:
+            yield last_word(part.func.base)
 
 
 def _written(target: ir.Expr) -> ir.Expr:

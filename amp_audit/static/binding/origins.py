@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from amp_audit.static.binding.dicts import spelled_out, stays
+from amp_audit.static.binding.dicts import changed, spelled_out
 from amp_audit.static.binding.fields import Fields
 from amp_audit.static.binding.names import Assigned
 from amp_audit.static.binding.project import Alternatives, ClassRef, External, FunctionRef, Project, Scope, ValueRef
@@ -56,6 +56,7 @@ class Origins:
         self.project = project
         self.fields = Fields(project)
         self._attributes: dict[tuple[str, int], dict[str, list[Origin]]] = {}
+        self._changed: dict[str, frozenset[str]] = {}
 
     def of(self, expr: ir.Expr, where: Where) -> list[Origin]:
         """All expressions that ``expr`` may have its value from; those it is itself a part of come too late."""
@@ -161,12 +162,21 @@ class Origins:
         config = spelled_out(found[0].expr) if len(found) == 1 else None
         if config is None:
             return None
-        if found[0].expr is not expr and not stays((where.module, found[0].where.module), last_word(expr)):
+        if found[0].expr is not expr and not self._stays((where.module, found[0].where.module), last_word(expr)):
             return None
         return {key: replace(found[0], expr=value) for key, value in config.items()}
 
+    def _stays(self, modules: Iterable[ir.Module], word: str) -> bool:
+        """Whether a dict of this name is as it was made, as far as these modules show."""
+        for module in modules:
+            if module.path not in self._changed:
+                self._changed[module.path] = changed(module)
+        return bool(word) and not any(word in self._changed[module.path] for module in modules)
+
     def unpacked(self, call: ir.Call, where: Where) -> ir.Call:
         """A call with keywords in place of the dicts that it unpacks, where these are known."""
+        if all(arg.star != "**" for arg in call.args):
+            return call
         args: list[ir.Arg] = []
         for arg in call.args:
             table = self._table(arg.value, where, self.of(arg.value, where)) if arg.star == "**" else None
@@ -174,7 +184,7 @@ class Origins:
                 args.append(arg)
             else:
                 args += [ir.Arg(origin.expr, key) for key, origin in table.items() if origin.expr is not None]
-        return replace(call, args=tuple(args)) if any(arg.star == "**" for arg in call.args) else call
+        return replace(call, args=tuple(args))
 
     def _default(self, made: ir.Expr | None, where: Where, name: str) -> Origin | None:
         """The default of a field of the dataclass that ``made`` is an instance of, where it keeps that."""

@@ -33,6 +33,12 @@ class Boundaries:
         self._remainders: dict[str, _Remainder] = {}
         self._tests: dict[str, tuple[Boundary, bool]] = {}
 
+    def copy(self) -> Boundaries:
+        """The same tests; what is met from now on is met there alone."""
+        copied = Boundaries()
+        copied._remainders, copied._tests = dict(self._remainders), dict(self._tests)
+        return copied
+
     def remainder(self, node: ir.Binary, modulus: Value, result: Value, loops: tuple[int, ...]) -> None:
         """Take note of ``counter % modulus`` in these loops; alone it is a test that is false at the boundary."""
         if not isinstance(result, Symbol):

@@ -20,6 +20,7 @@ from amp_audit.static.walking import walk
 from amp_audit.static.walking.calls import parameter
 from amp_audit.static.walking.deciding import Deciding, deciding
 from amp_audit.static.walking.hot import Heat
+from amp_audit.static.walking.inits import Inits
 from amp_audit.static.walking.means import Means, of_word
 from amp_audit.static.walking.reach import Reach, Start
 from amp_audit.static.walking.repeats import repeated
@@ -94,6 +95,7 @@ class _Surveyor:
         self.repeated = frozenset().union(*map(repeated, self.modules))
         self.reach = Reach(project, self.heat, book)
         self.bases: dict[str, World] = {}
+        self.inits = Inits()
         self.known = _spoken_of_halves(frozenset().union(*(module.words for module in self.modules)))
         self.known |= bounds(book, "static", project.newest_torch)
 
@@ -167,7 +169,7 @@ class _Surveyor:
             return world
 
         def run(walker: Walker, world: World) -> list[World]:
-            for bound, each in _selves(walker, module, function, cls, world):
+            for bound, each in self._selves(walker, module, function, cls, world):
                 func = Func(module, function, bound, {}, cls)
                 ends = merge(_follow_blindly(walker, func, each))
                 for end in ends if cls is not None and function.name in self.repeated else ():
@@ -176,6 +178,29 @@ class _Surveyor:
             return []
 
         self._attempt(module, function.qualname, start, run)
+
+    def _selves(
+        self, walker: Walker, module: ir.Module, function: ir.Function, cls: ClassRef | None, start: World
+    ) -> Iterator[tuple[Instance | None, World]]:
+        """The objects a method may be called on: what ``__init__`` leaves, on each of its paths."""
+        if cls is None or _unbound(function):
+            yield None, start
+            return
+        identity = (module.path, cls.cls.at, ())
+        instance = Instance(identity, cls, self.project.is_subclass(cls, "torch.nn.Module"))
+        if function.name == "__init__":
+            yield instance, start
+            return
+        init = self.project.methods(cls).get("__init__")
+        worlds = [start]
+        if init is not None:
+            func = Func(init[0].module, init[1], instance, {}, init[0])
+            worlds = self.inits.worlds(
+                cls, walker, self.done.visits, start.limits, lambda: merge(_follow_blindly(walker, func, start))
+            )
+        for world in worlds[:MAX_STARTS]:
+            world.state = replace(forget(world.state), regions=())
+            yield instance, world
 
     def _attempt(
         self,
@@ -227,28 +252,6 @@ def _spoken_of_halves(words: frozenset[str]) -> set[str]:
 
 def _left_out(finished: bool, limits: Limits) -> str:
     return f"{limits.cut} of them were left out" if finished else "it was not walked to the end"
-
-
-def _selves(
-    walker: Walker, module: ir.Module, function: ir.Function, cls: ClassRef | None, start: World
-) -> Iterator[tuple[Instance | None, World]]:
-    """The objects a method may be called on: what ``__init__`` leaves, on each of its paths."""
-    if cls is None or _unbound(function):
-        yield None, start
-        return
-    identity = (module.path, cls.cls.at, ())
-    instance = Instance(identity, cls, walker.project.is_subclass(cls, "torch.nn.Module"))
-    if function.name == "__init__":
-        yield instance, start
-        return
-    init = walker.project.methods(cls).get("__init__")
-    worlds = [start]
-    if init is not None:
-        func = Func(init[0].module, init[1], instance, {}, init[0])
-        worlds = merge(_follow_blindly(walker, func, start))
-    for world in worlds[:MAX_STARTS]:
-        world.state = replace(forget(world.state), regions=())
-        yield instance, world
 
 
 def _follow_blindly(walker: Walker, func: Func, world: World) -> list[World]:

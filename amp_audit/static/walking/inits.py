@@ -1,0 +1,97 @@
+"""What the ``__init__`` of classes leaves: walked once for all of a class's methods, and taken up again for each.
+
+Walks of the methods of a class begin with the same walk, and all that it leaves is kept: the worlds, and what the
+walker has learnt. It is taken up only where another walk would give the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+
+from amp_audit.hazards import Happened, Hazard
+from amp_audit.static.walking.boundaries import Boundaries
+from amp_audit.static.walking.calls import MAX_VISITS
+from amp_audit.static.walking.walk import Walker
+from amp_audit.static.walking.world import Limits, Place, World
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """``visits``: how often the walk came to functions of other files, and whether it went through them."""
+
+    worlds: list[World]
+    fuel: int
+    cut: int
+    followed: frozenset[tuple[str, int]]
+    visits: dict[tuple[str, int], tuple[int, bool]]
+    hazards: tuple[Hazard[Place], ...]
+    happened: Happened
+    boundaries: Boundaries
+    stepped: frozenset[str]
+
+
+@dataclass(slots=True)
+class Inits:
+    """The walks of one project."""
+
+    _kept: dict[Hashable, _Kept] = field(default_factory=dict)
+
+    def worlds(
+        self,
+        about: Hashable,
+        walker: Walker,
+        visits: Counter[tuple[str, int]],
+        limits: Limits,
+        walk: Callable[[], Iterable[World]],
+    ) -> list[World]:
+        """What ``walk()`` gives with a walker that has not walked yet; ``about`` is all that it depends on, but for
+        ``visits`` and the width."""
+        key = (about, limits.width)
+        kept = self._kept.get(key)
+        if kept is None or kept.fuel > walker.fuel or not _as_then(kept, visits):
+            kept = self._kept[key] = _walked(walker, visits, limits, walk)
+        else:
+            _taken_up(kept, walker, visits, limits)
+        worlds = [world.fork() for world in kept.worlds]
+        for world in worlds:
+            world.limits = limits
+        return worlds
+
+
+def _as_then(kept: _Kept, visits: Counter[tuple[str, int]]) -> bool:
+    """Whether the walk would again go through the same functions of other files."""
+    return all((visits[key] < MAX_VISITS) is went for key, (_, went) in kept.visits.items())
+
+
+def _walked(
+    walker: Walker, visits: Counter[tuple[str, int]], limits: Limits, walk: Callable[[], Iterable[World]]
+) -> _Kept:
+    before, fuel, cut = visits.copy(), walker.fuel, limits.cut
+    worlds = list(walk())
+    came = {key: (count - before[key], key in walker.followed) for key, count in visits.items() if count > before[key]}
+    happened = Happened()
+    happened.include(walker.happened)
+    return _Kept(
+        worlds,
+        fuel - walker.fuel,
+        limits.cut - cut,
+        frozenset(walker.followed),
+        came,
+        tuple(walker.hazards),
+        happened,
+        walker.boundaries.copy(),
+        frozenset(walker.effects.stepped),
+    )
+
+
+def _taken_up(kept: _Kept, walker: Walker, visits: Counter[tuple[str, int]], limits: Limits) -> None:
+    walker.fuel -= kept.fuel
+    limits.cut += kept.cut
+    walker.followed |= kept.followed
+    visits.update({key: count for key, (count, _) in kept.visits.items()})
+    walker.hazards += kept.hazards
+    walker.happened.include(kept.happened)
+    walker.boundaries = kept.boundaries.copy()
+    walker.effects.stepped |= kept.stepped
