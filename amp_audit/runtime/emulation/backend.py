@@ -441,7 +441,7 @@ def register() -> None:
     fallback: Any = Library("_", "IMPL")
     fallback.fallback(unknown, target.kind.key)
     for key, what in _UNLIKE.items():
-        if hasattr(core.DispatchKey, f"{key}{target.kind.key}"):
+        if core._parse_dispatch_key(f"{key}{target.kind.key}") is not None:
             fallback.fallback(functools.partial(_refuse, what), f"{key}{target.kind.key}")
     _libraries.extend((library, fallback))
 
