@@ -101,6 +101,7 @@ class Event:
     of an iteration those that had not come true in it. Only the code knows them.
     ``sometimes`` says of a zero_grad that it depends on something that changes from iteration to iteration, of a
     scheduler's step that it depends on whether the optimizer stepped. ``loops`` are the loops around.
+    ``reference`` says of a forward without gradients that the code calls the model a reference, to compare others with.
     ``frozen`` says of a scaler's step that the parameters require no gradients.
     ``sharded`` says that the parameters concerned are FSDP's shards, and of a scaler's step that the scaler does not
     know. ``whole`` says of an optimizer that it has all parameters of its owners, ``within`` of which models it has
@@ -136,4 +137,5 @@ class Event:
     sharded: bool = False
     whole: bool = False
     within: tuple[Id, ...] = ()
+    reference: bool = False
     loops: tuple[Id, ...] = ()

@@ -192,11 +192,13 @@ def _of_another(held: Gradients, event: Event) -> bool:
 
 
 def _evaluate(state: State, event: Event, facts: dict[str, object]) -> State:
-    """A model runs without gradients. ``trained``: where it ran when there were some; ``dtypes``: whether the regions
-    of both have the same.
+    """A model runs without gradients. ``trained``: where it ran when there were some; ``compared``: where those did
+    with which it is compared as a reference; ``dtypes``: whether the regions of both have the same.
     """
     where = {get(state.trained, owner) for owner in event.owners or ()}
     facts.update(ran=event.ran, trained=where.pop() if len(where) == 1 else None)
+    others = {ran for _, ran in state.trained} if event.reference and facts["trained"] is None else set()
+    facts["compared"] = others.pop() if len(others) == 1 else None
     before, now = {get(state.lowered, owner) for owner in event.owners or ()}, region_dtype(state)
     known = len(before) == 1 and not {None, now} & before
     facts["dtypes"] = "differ" if known and now is not None else "same"

@@ -12,6 +12,7 @@ from amp_audit.state import forget
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_scheduler
+from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.ducks import is_average
 from amp_audit.static.walking.effects import Effects
 from amp_audit.static.walking.evaluate import Evaluator, Results, fresh
@@ -38,8 +39,9 @@ from amp_audit.static.walking.values import (
 from amp_audit.static.walking.world import Frame, Place, World, merge
 
 MAX_DEPTH = 10
-MAX_VISITS = 8
-"""How many entries walk through a function of another file; for further ones what it does is unknown."""
+MAX_VISITS, MAX_REPEATED = 8, 600
+"""How many entries walk through a function of another file, or how many statements of it they walk in all, whichever is
+more; for further ones what it does is unknown."""
 
 
 class Caller(Evaluator):
@@ -153,7 +155,7 @@ class Caller(Evaluator):
         if key in self.followed or func.module.path == self._path:
             return True
         self._visits[key] += 1
-        return self._visits[key] <= MAX_VISITS
+        return self._visits[key] <= max(MAX_VISITS, MAX_REPEATED // self.heat.size(func.function))
 
     def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
         """Walk the body of a function with these arguments."""
@@ -265,7 +267,7 @@ class Caller(Evaluator):
         name = "forward" if instance.model and "__call__" not in methods else "__call__"
         method = methods.get(name)
         if instance.model:
-            self.effects.forward(instance, node.at, world)
+            self.effects.forward(instance, node.at, world, last_word(node.func))
         if method is not None and self.heat.function(method[1]):
             func = Func(method[0].module, method[1], instance, {}, method[0])
             if len(world.frames) <= MAX_DEPTH and not any(frame.function is method[1] for frame in world.frames):

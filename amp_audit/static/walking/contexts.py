@@ -46,6 +46,7 @@ _MAKER = re.compile(
     r"^(create|build|make|get|init|define|load|new)_?\w*(model|net|network|encoder|decoder|generator|discriminator)s?$",
     re.IGNORECASE,
 )
+_REFERENCE = re.compile(r"(^|_)(ref|reference)(_|$)", re.IGNORECASE)
 _FACTS_OF_TENSORS = frozenset({"shape", "device", "dtype", "ndim", "requires_grad", "is_cuda"})
 
 
@@ -211,11 +212,12 @@ class Contexts(Ducks):
         name = callee.text if isinstance(callee, Symbol) else key_of(callee)
         return frozenset() if _LOSS.search(name.rpartition(".")[2]) else frozenset({"unknown"})
 
-    def forward(self, model: Instance, at: int, world: World) -> None:
-        """A model is called: weights are cast, or nothing but its output is wanted."""
+    def forward(self, model: Instance, at: int, world: World, name: str = "") -> None:
+        """A model is called, by this name: weights are cast, or nothing but its output is wanted."""
         if world.no_grad:
-            ran = place_of(self._runs(model, world))
-            self.walker.emit(world, Event(Kind.EVALUATE, owners=(model.id,), ran=ran), at)
+            ran, reference = place_of(self._runs(model, world)), bool(_REFERENCE.search(name))
+            event = Event(Kind.EVALUATE, owners=(model.id,), ran=ran, reference=reference)
+            self.walker.emit(world, event, at)
         elif world.heap.get((model.id, UNCACHED)) != Literal.of(True):
             self.walker.emit(world, Event(Kind.FORWARD, owners=(model.id,)), at)
 

@@ -127,6 +127,7 @@ class Heat:
         self.unfreezes = any(map(_unfreezes, modules))
         self._followed: dict[int, bool] = {}
         self._runs: dict[int, frozenset[tuple[str, str]]] = {}
+        self._sizes: dict[int, int] = {}
 
     def methods(self, module: ir.Module) -> Mapping[str, frozenset[str]]:
         """By dotted name: the methods that a module's code calls on it."""
@@ -162,6 +163,13 @@ class Heat:
         known = self._runs.get(id(function))
         if known is None:
             known = self._runs[id(function)] = called_names(function)
+        return known
+
+    def size(self, function: ir.Function) -> int:
+        """How many statements a function has, definitions in it not included."""
+        known = self._sizes.get(id(function))
+        if known is None:
+            known = self._sizes[id(function)] = max(1, sum(1 for _ in statements(function.body)))
         return known
 
     def spectates(self, function: ir.Function) -> bool:

@@ -58,6 +58,7 @@ _OF_FACTS: dict[tuple[str, object], Means] = {
     ("ran", "inside"): Means.REGION,
     ("trained", "inside"): Means.REGION | _BACKWARD,
     ("trained", "outside"): _BACKWARD,
+    ("compared", "inside"): Means.REGION | _BACKWARD,
     ("dtypes", "differ"): Means.REGION | _BACKWARD,
     ("after", "backward"): _BACKWARD | Means.SCALER,
     ("gradients", "plain"): _BACKWARD,

@@ -10,6 +10,7 @@ from amp_audit.records import replace
 from amp_audit.state import LOW_PRECISION, get, region_dtype
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_scheduler
+from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.algebra import combine, descaled, subscript
 from amp_audit.static.walking.byhand import is_gradient, is_weights
 from amp_audit.static.walking.choices import chosen, is_choice
@@ -422,7 +423,7 @@ class Methods(Ranks):
     ) -> Results:
         fed = any(isinstance(item, Tensor) for value in (*args, *named.values()) for item in inside(value))
         if self.is_model(callee, world):
-            self.forward(Instance(callee.key, None, True), node.at, world)
+            self.forward(Instance(callee.key, None, True), node.at, world, last_word(node.func))
         if self.is_model(callee, world) and not world.no_grad:
             return [(self.output(Instance(callee.key, None, True), None, args, named, world), world)]
         live = region_dtype(world.state)
