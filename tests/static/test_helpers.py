@@ -304,3 +304,90 @@ def test_data_parallel_gathers_the_losses_of_its_devices(
     tmp_path: Path, wrapper: str, loss: str, given: str, marked: list[int]
 ) -> None:
     assert lines(tmp_path, "AMP219", PARALLEL.format(wrapper=wrapper, loss=loss, given=given)) == marked
+
+
+TRAINER = """
+import torch
+import torch.nn.functional as F
+
+class Trainer:
+    def __init__(self, net, opt, config):
+        self.net, self.opt, self.config = net, opt, config
+
+    def forward_pass(self, x):
+        return self.net(x)
+
+    def compute_loss(self, x, y):
+        out = self.forward_pass(x)
+        return F.cross_entropy(out, y), out
+
+    def step(self, x, y):
+        self.net.train()
+        self.opt.zero_grad()
+        with torch.autocast("cuda", dtype={dtype}):
+            loss, _ = self.compute_loss(x, y)
+        loss.backward()
+        self.opt.step()
+"""
+
+
+@pytest.mark.parametrize(("dtype", "found"), [("torch.float16", {"AMP201"}), ("torch.bfloat16", set())])
+def test_a_model_out_of_sight_is_run_by_a_helper_of_a_helper(dtype: str, found: set[str]) -> None:
+    assert ids(TRAINER.format(dtype=dtype)) == found
+    without = TRAINER.format(dtype=dtype).replace("self.forward_pass(x)", "self.lookup(x)")
+    assert ids(without) == set()  # nobody knows what that is
+
+
+CONFIG = """
+class Config:
+    precision: str = "bf16"
+
+    @property
+    def dtype(self):
+        {body}
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("return torch.float16 if self.precision == 'fp16' else torch.bfloat16", {"AMP201"}),
+        ("return torch.bfloat16 if self.precision == 'bf16' else torch.float32", set()),
+        ("return getattr(torch, self.precision)", set()),
+    ],
+)
+@pytest.mark.parametrize("annotated", [True, False])
+def test_the_dtype_of_a_config_that_is_known_by_its_annotation(body: str, found: set[str], annotated: bool) -> None:
+    source = TRAINER.format(dtype="self.config.dtype").replace(
+        "class Trainer", CONFIG.format(body=body) + "class Trainer"
+    )
+    field = source.replace("class Trainer:\n", "class Trainer:\n    config: Config\n", 1).replace(
+        "def __init__(self, net, opt, config):\n        self.net, self.opt, self.config = net, opt, config", "pass"
+    )
+    given = source.replace("opt, config):", "opt, config: Config):")
+    for each in (field, given) if annotated else (source,):
+        assert ids(each) == (found if annotated else set())
+
+
+def test_a_sum_of_losses_that_begins_with_zero_is_computed_where_its_terms_are() -> None:
+    source = """
+import torch
+
+def train(model, opt, loader, weights, dtype_name):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        opt.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            outs = model(x)
+            loss = 0.0
+            if weights.ctc:
+                loss += outs[0].mean()
+            if weights.attention:
+                loss += outs[1].mean()
+        scaler.scale(loss).backward()
+        scaler.step(opt)
+        scaler.update()
+"""
+    assert ids(source) == {"AMP213"}
+    assert ids(source.replace("bfloat16", "float16")) == set()

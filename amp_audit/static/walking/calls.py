@@ -39,6 +39,8 @@ from amp_audit.static.walking.values import (
 from amp_audit.static.walking.world import Frame, Place, World, merge
 
 MAX_DEPTH = 10
+MAX_ASIDE = 2
+"""How far away a helper's helper may run a model."""
 MAX_VISITS, MAX_REPEATED = 8, 600
 """How many entries walk through a function of another file, or how many statements of it they walk in all, whichever is
 more; for further ones what it does is unknown."""
@@ -123,8 +125,12 @@ class Caller(Evaluator):
             return [(self.effects.result(func, node, args, named, world), world)]
         return self.follow(func, node.at, args, named, world)
 
-    def _runs_a_model(self, func: Func, args: list[Value], named: dict[str, Value], world: World) -> bool:
-        """Whether a helper calls a model: one that it is given, or that its module or its object has."""
+    def _runs_a_model(
+        self, func: Func, args: list[Value], named: dict[str, Value], world: World, depth: int = 0
+    ) -> bool:
+        """Whether a helper calls a model: one that it is given, or that its module or its object has; or has another
+        method of its object do so.
+        """
         names = self.heat.runs(func.function)
         if not names:
             return False
@@ -133,10 +139,20 @@ class Caller(Evaluator):
         for name, attribute in names:
             value = given.get(name) or func.env.get(name) or world.globals.get((func.module.path, name))
             if attribute and isinstance(value, Instance) and not value.model:
-                value, attribute = world.heap.get((value.id, attribute)), ""
+                if depth < MAX_ASIDE and self._method_runs_a_model(value, attribute, world, depth + 1):
+                    return True
+                held = world.heap.get((value.id, attribute))
+                value, attribute = held or Symbol("", f"{name}.{attribute}"), ""
             if attribute in ("", "forward") and self._is_a_model(value, world):
                 return True
         return False
+
+    def _method_runs_a_model(self, instance: Instance, name: str, world: World, depth: int) -> bool:
+        found = self.project.methods(instance.cls).get(name) if instance.cls is not None else None
+        if found is None:
+            return False
+        owner, method = found
+        return self._runs_a_model(Func(owner.module, method, instance, {}, owner), [], {}, world, depth)
 
     def _is_a_model(self, value: Value | None, world: World) -> bool:
         if isinstance(value, Symbol):
@@ -195,6 +211,9 @@ class Caller(Evaluator):
                 env[param.name] = self._default(func, param.default, world)
             else:
                 env[param.name] = parameter(func, param.name)
+            given = env[param.name]
+            if param.annotation is not None and isinstance(given, Symbol):
+                self.declared.note(given, func.module, param.annotation)
 
     def _default(self, func: Func, default: ir.Expr, world: World) -> Value:
         """A default is evaluated once, when the function is defined."""

@@ -18,6 +18,7 @@ from amp_audit.static.source.traverse import names_in
 from amp_audit.static.walking.algebra import combine, comparison, descaled, display, merged, subscript, unary, with_item
 from amp_audit.static.walking.boundaries import Boundaries
 from amp_audit.static.walking.choices import chosen, is_choice
+from amp_audit.static.walking.declared import Declared, decorator_name, is_property
 from amp_audit.static.walking.hot import Heat, dotted
 from amp_audit.static.walking.lineage import thaw
 from amp_audit.static.walking.values import (
@@ -68,6 +69,7 @@ class Evaluator(abc.ABC):
         self.happened = Happened()
         self.boundaries = Boundaries()
         self.unsteady = False  # whether a test that was decided since this was reset changes from round to round
+        self.declared = Declared(code)
         self._loops: list[int] = []
         self._tests: list[ir.Expr] = []  # of the branches around
         self._guards = [0]  # for each loop around: how many tests of what changes stand between it and here
@@ -251,6 +253,9 @@ class Evaluator(abc.ABC):
                 return [(GRADIENT, world)]
             if name == "requires_grad" and not world.no_grad and "backward" in self.effects.methods_used(base, world):
                 return [(Literal.of(True), world)]  # of a loss, whatever it was made by
+            chosen = self.declared.dtype_property(base, name)
+            if chosen is not None:
+                return self.follow(chosen, at, [], {}, world)
             key, shown = extended(base.key, name), f"{base.text}.{name}" if base.text else text
             return [(Symbol(key, shown, base.volatile, base.param), world)]
         return [(self.effects.get_attribute(base, name, world), world)]
@@ -270,7 +275,7 @@ class Evaluator(abc.ABC):
             func = Func(found.module, found.function, None if _static(found.function) else bound, {}, owner)
             if isinstance(base, project.ClassRef) and not _classmethod(found.function):
                 func = replace(func, bound=None)
-            if _property(found.function) and not isinstance(base, project.ClassRef):
+            if is_property(found.function) and not isinstance(base, project.ClassRef):
                 if not self.heat.function(found.function):
                     return [(Symbol(short(f"{key_of(bound)}.{name}"), text), world)]
                 return self.follow(func, at, [], {}, world)
@@ -284,7 +289,10 @@ class Evaluator(abc.ABC):
                 return [(base, world)]
             if base.model:
                 return [(Method(base, name), world)]
-            return [(Symbol(short(f"{label(base.id)}.{name}"), text), world)]
+            field = Symbol(short(f"{label(base.id)}.{name}"), text)
+            if base.cls is not None:
+                self.declared.note_field(field, base.cls, name)
+            return [(field, world)]
         return [(Method(base, name) if isinstance(base, Super) else Symbol(f"{text}#{at}", text), world)]
 
     def _class_member(self, cls: project.ClassRef, name: str, above: bool) -> project.Binding | None:
@@ -566,22 +574,12 @@ def fresh(node: ir.Expr, world: World) -> Symbol:
     return Symbol(f"{tag(world.frame.module.path)}:{node.at}", volatile=True)
 
 
-def _property(function: ir.Function) -> bool:
-    return any(_last(d) in ("property", "cached_property") for d in function.decorators)
-
-
 def _static(function: ir.Function) -> bool:
-    return any(_last(d) == "staticmethod" for d in function.decorators)
+    return any(decorator_name(d) == "staticmethod" for d in function.decorators)
 
 
 def _classmethod(function: ir.Function) -> bool:
-    return any(_last(d) == "classmethod" for d in function.decorators)
-
-
-def _last(node: ir.Expr) -> str:
-    if isinstance(node, ir.Call):
-        return _last(node.func)
-    return node.name if isinstance(node, ir.Attr) else node.id if isinstance(node, ir.Name) else ""
+    return any(decorator_name(d) == "classmethod" for d in function.decorators)
 
 
 _EXPRESSIONS: dict[type, Callable[..., Results]] = {
