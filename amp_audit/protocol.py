@@ -292,6 +292,8 @@ def _doubt_unscaled(state: State, event: Event, facts: dict[str, object]) -> Non
 
 
 def _step(state: State, event: Event, facts: dict[str, object]) -> State:
+    if event.via is Via.FRAMEWORK:
+        return _framework_step(state, event)
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed))
     held = _held(state, owners)
@@ -322,6 +324,14 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
     spent = replace(spent, stepped_by=put(spent.stepped_by, event.optimizer, event.scaler))
     spent = replace(spent, stepped=(event.loops, event.skipped))
     return _checked(spent, event, "stepped", facts)
+
+
+def _framework_step(state: State, event: Event) -> State:
+    """A step that goes through a scaler out of sight: of the gradients it only says that they are used."""
+    owners, assumed = concerned(state, event)
+    changed = _weights_changed(state, None if assumed else owners, "step")
+    used = changed if assumed else change(changed, owners, gradients.spent)
+    return replace(used, stepped=(event.loops, event.skipped))
 
 
 def _is_another(state: State, event: Event) -> bool:

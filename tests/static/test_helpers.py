@@ -391,3 +391,33 @@ def train(model, opt, loader, weights, dtype_name):
 """
     assert ids(source) == {"AMP213"}
     assert ids(source.replace("bfloat16", "float16")) == set()
+
+
+WRAPPED = """
+import torch
+
+def train(model, accel, opt, scheduler, loader):
+    for x in loader:
+        with accel.autocast():
+            loss = model(x).mean()
+        opt.zero_grad()
+        accel.backward(loss)
+        {unscale}
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        accel.step(opt)
+        {advance}
+        accel.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("unscale", "advance", "found"),
+    [
+        ("accel.scaler.unscale_(opt)", "scheduler.step()", {"AMP217"}),
+        ("accel.grad_scaler.unscale_(opt)", "scheduler.step()", {"AMP217"}),
+        ("accel.scaler.unscale_(opt)", "if not accel.skipped: scheduler.step()", set()),
+        ("accel.unscale_gradients(opt)", "scheduler.step()", set()),  # nobody knows whether it has a scaler
+    ],
+)
+def test_the_step_of_what_holds_a_scaler_goes_through_it(unscale: str, advance: str, found: set[str]) -> None:
+    assert ids(WRAPPED.format(unscale=unscale, advance=advance)) == found

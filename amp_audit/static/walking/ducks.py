@@ -40,6 +40,12 @@ class Ducks:
             return True
         return bool(SCALER_NAME.search(tail(symbol))) and bool(used & {"scale", "step", "update"})
 
+    def holds_scaler(self, symbol: Symbol, world: World) -> bool:
+        """Whether something has a scaler by which the code itself unscales: its own ``step`` goes through it."""
+        methods = self.walker.heat.methods(world.frame.module)
+        names = (f"{symbol.text}.{name}" for name in ("scaler", "grad_scaler"))
+        return bool(symbol.text) and any("unscale_" in methods.get(name, ()) for name in names)
+
     def is_optimizer(self, symbol: Symbol, world: World) -> bool:
         used = self.methods_used(symbol, world)
         if self.is_model(symbol, world):

@@ -379,6 +379,10 @@ class Methods(Ranks):
         if name == "get" and args and isinstance(args[0], Literal) and args[0].kind == "str":
             held = world.heap.get((base.key, f"[{args[0].value!r}]"))  # what ``base["name"]`` is
             return [(held if held is not None else subscript(base, args[0]), world)]
+        if name == "step" and args and self.holds_scaler(base, world):
+            optimizer = self._optimizer_id(args[0])
+            self.walker.emit(world, Event(Kind.STEP, optimizer=optimizer, via=Via.FRAMEWORK), node.at)
+            return [(NONE, world)]
         if name == "zero_grad":  # of whatever it is
             self.walker.emit(world, Event(Kind.ZERO_GRAD, owners=None), node.at)
         if name == "state_dict":
