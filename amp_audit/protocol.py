@@ -331,7 +331,14 @@ def _framework_step(state: State, event: Event) -> State:
     owners, assumed = concerned(state, event)
     changed = _weights_changed(state, None if assumed else owners, "step")
     used = changed if assumed else change(changed, owners, gradients.spent)
-    return replace(used, stepped=(event.loops, event.skipped))
+    scalers = {key[0] for key, _ in used.phases if isinstance(key, tuple) and key[1] == event.optimizer}
+    phases = tuple((key, "unknown" if _of_any(key, scalers) else phase) for key, phase in used.phases)
+    known = tuple((key, replace(s, round="unknown", whole=False) if key in scalers else s) for key, s in used.scalers)
+    return replace(used, phases=phases, scalers=known, stepped=(event.loops, event.skipped))
+
+
+def _of_any(key: Id, scalers: set[Id]) -> bool:
+    return isinstance(key, tuple) and key[0] in scalers
 
 
 def _is_another(state: State, event: Event) -> bool:

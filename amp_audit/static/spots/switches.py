@@ -1,8 +1,9 @@
-"""AMP201: float16 regions whose loss scaling can be off by itself.
+"""AMP201: float16 regions whose loss scaling can be off by itself. AMP213: scaling that is on whatever the dtype.
 
 Either a switch of its own says so (``use_amp`` for the region, ``grad_scaling`` for the scaler), or the scaler is an
 argument that may be left out while nothing turns the region off. Where both hang together by more than their names,
-be it a test of the dtype or of the device, nothing is said.
+be it a test of the dtype or of the device, nothing is said. The other way round a scaler that nothing turns off may
+stand beside a region whose dtype is an argument, bfloat16 as well as float16.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule
-from amp_audit.static.binding.origins import Origins, Where
+from amp_audit.static.binding.origins import Origin, Origins, Where
 from amp_audit.static.binding.project import Project, Scope
 from amp_audit.static.binding.signatures import SCALERS, argument
 from amp_audit.static.raw import RawFinding, RawStep
@@ -30,6 +31,7 @@ _SWITCH = re.compile(r"(?:\w+_)?scal(?:er|ing)", re.I)
 _TIES = re.compile(r"scal|dtype|precision|bf16|bfloat|fp16|half", re.I)
 """Words by which a region's own switch may hang together with the scaler's."""
 
+_DTYPE = re.compile(r"dtype|precision|bf16|bfloat|fp16|half", re.I)
 _HALF = frozenset({"torch.float16", "torch.half"})
 _MESSAGE = "where no scaler is given, the loss of this float16 region is not scaled"
 
@@ -45,6 +47,16 @@ def apart(
     yield from look.with_switches(placed)
     for where, function in _functions(Where(module), module.body):
         yield from look.optional(where, function)
+
+
+def whatever_the_dtype(
+    rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
+) -> Iterator[RawFinding]:
+    """Scalers that are always on beside a region whose dtype is an argument."""
+    if "autocast" not in module.words or "GradScaler" not in module.words:
+        return
+    look = _Look(rule, detector, module, project, origins)
+    yield from look.always_on(list(look.calls(Where(module), module.body, ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +138,7 @@ class _Look:
         """Whether a float16 region belongs to the training of a scaler and does not hang on its switch."""
         if region.name not in _REGIONS or not self._is_half(region) or region.where.scope is None:
             return False
-        one, two = region.where, scaler.where
-        same_class = one.cls is not None and two.cls is not None and one.cls.key == two.cls.key
-        same_function = two.scope is not None and one.scope is not None and one.scope.function is two.scope.function
-        words = region.where.scope.function.words
-        if not (same_class or same_function) or words.isdisjoint({"backward"}):
+        if not _beside(region, scaler) or "backward" not in region.where.scope.function.words:
             return False
         tests = [*region.tests, *([region.enabled] if region.enabled is not None else [])]
         told = {word for test in tests for word in words_in(test)}
@@ -147,6 +155,39 @@ class _Look:
             return self.project.qualified(self.module, dtype.value, region.where.scope) in _HALF
         literal = device.value if isinstance(device, ir.Arg) else None
         return dtype is None and not (isinstance(literal, ir.Const) and literal.value != "cuda")
+
+    # A scaler that is always on
+
+    def always_on(self, placed: list[_Placed]) -> Iterator[RawFinding]:
+        for scaler in placed:
+            fixed = scaler.enabled is None or is_literally(scaler.enabled, True)
+            around = {word for test in scaler.tests for word in words_in(test)}
+            if scaler.name not in SCALERS or not fixed or any(map(_DTYPE.search, around)):
+                continue
+            region = next((each for each in placed if self._has_any_dtype(each) and _beside(each, scaler)), None)
+            if region is not None:
+                step = RawStep(self.module.path, region.call.at, "this region has the dtype that is asked for")
+                yield self._finding(scaler.call.at, self.detector.message, step)
+
+    def _has_any_dtype(self, region: _Placed) -> bool:
+        """Whether a region is trained in a dtype that is an argument, float16 unless another one is given, and that
+        nothing else there asks for.
+        """
+        if region.name not in _REGIONS or region.where.scope is None or region.where.cls is None:
+            return False
+        given = argument(region.call, "dtype", "torch.amp.autocast" if region.name == "torch.autocast" else region.name)
+        words = region.where.scope.function.words
+        if not isinstance(given, ir.Arg) or "backward" not in words or "bfloat16" in region.where.cls.cls.words:
+            return False
+        made = self.origins.of(given.value, region.where)
+        return bool(made) and all(self._is_option(origin) for origin in made)
+
+    def _is_option(self, origin: Origin) -> bool:
+        default = origin.param.default if origin.param is not None else None
+        named = (
+            self.project.qualified(origin.where.module, default, origin.where.scope) if default is not None else None
+        )
+        return origin.expr is None and named in _HALF
 
     # A scaler that may be left out
 
@@ -186,6 +227,14 @@ class _Look:
     def _finding(self, at: int, message: str, *related: RawStep) -> RawFinding:
         severity = self.detector.severity
         return RawFinding(self.rule, self.module.path, at, message, Confidence.MEDIUM, severity, related)
+
+
+def _beside(one: _Placed, two: _Placed) -> bool:
+    """Whether two things are built in one function, or in methods of one class."""
+    here, there = one.where, two.where
+    if here.cls is not None and there.cls is not None and here.cls.key == there.cls.key:
+        return True
+    return here.scope is not None and there.scope is not None and here.scope.function is there.scope.function
 
 
 def _functions(where: Where, body: Sequence[ir.Stmt]) -> Iterator[tuple[Where, ir.Function]]:
