@@ -108,6 +108,7 @@ class Owners:
         self._of: dict[int, tuple[weakref.ref[torch.Tensor], Owner]] = {}
         self._modules: weakref.WeakKeyDictionary[Any, tuple[int, tuple[Owner, ...]]] = weakref.WeakKeyDictionary()
         self._epoch = 0
+        self._all: tuple[tuple[int, int], list[Owner]] | None = None
 
     def id(self, thing: Any) -> tuple[int, bool]:
         """The number of a scaler or an optimizer, and whether it is new."""
@@ -179,8 +180,11 @@ class Owners:
         return known[1]
 
     def all(self) -> list[Owner]:
-        found = {owner.id: owner for _, owners in self._linked.values() for owner in owners}
-        return list(found.values())
+        known = self._all
+        if known is None or known[0] != (self._epoch, len(self._linked)):
+            found = {owner.id: owner for _, owners in self._linked.values() for owner in owners}
+            known = self._all = ((self._epoch, len(self._linked)), list(found.values()))
+        return known[1]
 
     def snapshot(self) -> Snapshot:
         """All gradients and their versions. Keep it no longer than the backward it is for: it holds the gradients."""

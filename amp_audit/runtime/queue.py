@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -51,11 +50,14 @@ class Queue:
     def read(self) -> None:
         """Wait once per device, then hand out all values in the order in which they came."""
         waiting, self._waiting = self._waiting, []
-        by_device: dict[torch.device, list[int]] = defaultdict(list)
-        for index, (value, _) in enumerate(waiting):
-            by_device[value.device].append(index)
+        by_device: dict[torch.device, list[int]] = {}
         values: dict[int, float] = {}
         with torch.no_grad(), torch._C._DisableTorchDispatch():
+            for index, (value, _) in enumerate(waiting):
+                if value.device.type == "cpu":
+                    values[index] = float(value.item())
+                else:
+                    by_device.setdefault(value.device, []).append(index)
             for indices in by_device.values():
                 stacked = torch.stack([waiting[index][0].detach().reshape(()).double() for index in indices])
                 values.update(zip(indices, stacked.tolist(), strict=True))

@@ -9,7 +9,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -219,7 +219,8 @@ _TRACING: tuple[tuple[Any, str], ...] = (
 @contextmanager
 def unseen() -> Iterator[None]:
     """Work of our own: not recorded, not differentiated, not even seen by modes of the program."""
-    with _disable_current_modes(), torch.no_grad():
+    modes = _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+    with modes, torch.no_grad():
         yield
 
 

@@ -338,13 +338,10 @@ class Signals:
 
     def _measure(self, call: Callable[[Probe], None]) -> None:
         """Let the probes measure: what they run is not differentiated, and no mode sees it, our own least of all."""
-        for probe in self.probes:
-            with (
-                self._teller.quiet(type(probe).__name__.lower()),
-                torch.no_grad(),
-                torch._C._DisableTorchDispatch(),
-            ):
-                call(probe)
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            for probe in self.probes:
+                with self._teller.quiet(type(probe).__name__.lower()):
+                    call(probe)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._teller.on():

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -42,15 +41,15 @@ class Teller:
         """Whether to listen: on the thread that trains, and not while a backward re-runs a forward."""
         return self.on() and self.thread == threading.get_ident() and torch._C._current_graph_task_id() == -1
 
-    @contextmanager
-    def quiet(self, what: str) -> Iterator[None]:
+    def quiet(self, what: str) -> Quiet:
         """What fails in here is said once in the trace and never reaches the program."""
-        try:
-            yield
-        except Exception as error:
-            if what not in self._failed:
-                self._failed.add(what)
-                self.host.note(f"{what} could not be observed: {type(error).__name__}: {error}")
+        return Quiet(self, what)
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Our own work failed."""
+        if what not in self._failed:
+            self._failed.add(what)
+            self.host.note(f"{what} could not be observed: {type(error).__name__}: {error}")
 
     def emit(
         self,
@@ -102,3 +101,22 @@ class Teller:
             for owner in strange:
                 owner.holding = True
                 owner.look()
+
+
+class Quiet:
+    """A guard around work of our own. A class, for it is entered some thirty times in every step."""
+
+    __slots__ = ("_teller", "_what")
+
+    def __init__(self, teller: Teller, what: str) -> None:
+        self._teller = teller
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Nothing is left to do."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        if isinstance(error, Exception):
+            self._teller.failed(self._what, error)
+            return True
+        return False

@@ -7,10 +7,11 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from amp_audit.trace.schema import CastRow, Counts, End, Header, OpRow, Record, Rows, StepRecord, to_json
+from amp_audit.trace.schema import CastRow, Counts, End, Header, OpRow, Record, Rows, StepRecord, lean, to_json
 
 
 class Writer:
@@ -115,12 +116,15 @@ class Writer:
         self._complain(f"writing the trace failed ({error.strerror or error}): it ends here, the program goes on")
 
 
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False, default=lean)
+
+
 def encode(data: Any) -> str:
-    """Strict JSON on one line; numbers that are not finite become null."""
+    """Strict JSON on one line; numbers that are not finite become null, records in it what ``lean`` leaves of them."""
     try:
-        return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+        return _JSON.encode(data)
     except ValueError:
-        return json.dumps(_finite(data), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+        return _JSON.encode(_finite(data))
 
 
 def _finite(value: Any) -> Any:
@@ -130,4 +134,4 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
-    return value
+    return _finite(lean(value)) if is_dataclass(value) else value
