@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 
 from amp_audit.model import Confidence
 from amp_audit.records import replace
@@ -36,9 +37,10 @@ def find(project: Project, book: Rulebook) -> list[RawFinding]:
     """What the rules' ``op`` detectors say of a project, one finding per rule and place."""
     if not any(_PRECISION_WORDS & module.words for module in project.modules.values()):
         return []
-    walk = with_deep_stack(lambda: _run(project))
+    reach = _Programs(project)
+    walk = with_deep_stack(lambda: _run(project, reach))
     best: dict[tuple[str, str, int], RawFinding] = {}
-    low = _reached(project, _low_modules(walk))
+    low = reach.around(_low_modules(walk))
     for finding in (*matching.of_uses(walk.record, book, low), *trainings.of_casts(walk, book)):
         held = best.get(finding.key)
         if held is None or held.confidence < finding.confidence:
@@ -100,7 +102,7 @@ def _as_sure(winner: RawFinding, loser: RawFinding) -> bool:
     return winner.confidence >= min(loser.confidence, Confidence.MEDIUM)
 
 
-def _run(project: Project) -> Walk:
+def _run(project: Project, reach: _Programs) -> Walk:
     walk = Walk(project)
     for module in project.modules.values():
         if module.words & (_PRECISION_WORDS | _TRAINING_WORDS):
@@ -109,7 +111,7 @@ def _run(project: Project) -> Walk:
         for function, cls in _functions(module):
             if function.words & _PRECISION_WORDS or function.words | {"backward", "optimizer"} >= _TRAINING_WORDS:
                 walk.run_function(module, function, cls, None)
-    _run_models(project, walk)
+    _run_models(project, walk, reach)
     return walk
 
 
@@ -127,11 +129,11 @@ def _functions(module: ir.Module) -> Iterator[tuple[ir.Function, ClassRef | None
 # The models of a project that trains in low precision
 
 
-def _run_models(project: Project, walk: Walk) -> None:
+def _run_models(project: Project, walk: Walk, reach: _Programs) -> None:
     region = _training_region(walk)
     if region is None:
         return
-    classes = _outer_first(project, _reached(project, walk.record.live_modules))
+    classes = _outer_first(project, reach.around(walk.record.live_modules))
     idle = only_inferred(project, [cls for cls in classes if walk.is_module(cls)])
     for cls in classes:
         if cls.key in idle:
@@ -155,22 +157,36 @@ def _training_region(walk: Walk) -> Region | None:
     return None
 
 
-def _reached(project: Project, live: Mapping[str, object]) -> set[str]:
-    """The modules of the programs that enter a region: what they import, their own packages, what they load by name."""
-    imports = {path: set(_imports(project, module)) for path, module in project.modules.items()}
-    trains = {path for path, module in project.modules.items() if any(map(_TRAINS.search, module.words))}
-    programs = set(live)
-    while True:
-        more = {path for path in trains if imports[path] & programs} - programs
-        if not more:
-            break
-        programs |= more
-    todo = [*programs]
-    while todo:
-        for path in imports.get(todo.pop(), set()) - programs:
-            programs.add(path)
-            todo.append(path)
-    return programs | _unnamed(project, live, programs)
+class _Programs:
+    """What the modules of a project import, and which of them train; looked up when it is first asked for."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+
+    @cached_property
+    def _imports(self) -> dict[str, set[str]]:
+        return {path: set(_imports(self.project, module)) for path, module in self.project.modules.items()}
+
+    @cached_property
+    def _trains(self) -> set[str]:
+        modules = self.project.modules.items()
+        return {path for path, module in modules if any(map(_TRAINS.search, module.words))}
+
+    def around(self, live: Mapping[str, object]) -> set[str]:
+        """The modules of the programs that enter a region in ``live``: what they import, their own packages, what they
+        load by name."""
+        programs = set(live)
+        while programs:
+            more = {path for path in self._trains if self._imports[path] & programs} - programs
+            if not more:
+                break
+            programs |= more
+        todo = [*programs]
+        while todo:
+            for path in self._imports.get(todo.pop(), set()) - programs:
+                programs.add(path)
+                todo.append(path)
+        return programs | _unnamed(self.project, live, programs)
 
 
 def _unnamed(project: Project, live: Mapping[str, object], programs: Iterable[str]) -> set[str]:

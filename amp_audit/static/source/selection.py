@@ -116,6 +116,7 @@ class _Selector:
         self.failed: dict[str, Unreadable] = {}
         self.imports: dict[str, tuple[str, ...]] = {}
         self._matched: dict[str, bool] = {}
+        self._keys: dict[str, str] = {}
         self._dead: set[str] = set()
         self.left_out = False
 
@@ -250,7 +251,10 @@ class _Selector:
         return found
 
     def _key(self, path: str) -> str:
-        return path if path == STDIN else os.path.abspath(path)
+        key = self._keys.get(path)
+        if key is None:
+            key = self._keys[path] = path if path == STDIN else os.path.abspath(path)
+        return key
 
     @cached_property
     def _given(self) -> dict[str, str]:

@@ -224,7 +224,7 @@ class Evaluator(abc.ABC):
         for base, after in self.eval(node.base, world):
             if base == NONE and isinstance(node.base, ir.Attr):
                 base = self._filled(node.base, after)
-            results += self.attribute(base, node.name, dotted(node), node.at, after)
+            results += self.attribute(base, node.name, self.heat.dotted(node), node.at, after)
         return results
 
     def _filled(self, place: ir.Attr, world: World) -> Value:

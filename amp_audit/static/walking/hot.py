@@ -124,6 +124,7 @@ class Heat:
         self._calm |= self._spectators
         self._memo: dict[int, tuple[object, bool, bool]] = {}
         self._methods: dict[str, Mapping[str, frozenset[str]]] = {}
+        self._dotted: dict[int, str] = {}
         self.unfreezes = any(map(_unfreezes, modules))
         self._followed: dict[int, bool] = {}
         self._runs: dict[int, frozenset[tuple[str, str]]] = {}
@@ -134,6 +135,13 @@ class Heat:
         found = self._methods.get(module.path)
         if found is None:
             found = self._methods[module.path] = methods_by_name(module)
+        return found
+
+    def dotted(self, node: ir.Attr) -> str:
+        """``dotted`` of an expression of the project, of which a walk asks in every world."""
+        found = self._dotted.get(id(node))
+        if found is None:
+            found = self._dotted[id(node)] = dotted(node)
         return found
 
     @staticmethod
@@ -340,37 +348,61 @@ def vocabulary(node: ir.Stmt, libraries: frozenset[str] = frozenset()) -> Vocabu
 
     ``libraries`` are names whose methods are not the project's.
     """
-    below = statements((node,), into=True)
-    return _together([_spoken_in(each, libraries) for statement in below for each in expressions(statement)])
+    spoken = _Spoken(libraries)
+    spoken.statement(node)
+    return spoken.vocabulary()
 
 
 def _spoken_in(node: ir.Expr, libraries: frozenset[str]) -> Vocabulary:
-    words: set[str] = set()
-    called: set[str] = set()
-    reaching: set[str] = set()
-    reading: set[str] = set()
-    foreign: set[str] = set()
-    below: list[Vocabulary] = []
-    for inner in walk(node):
-        if isinstance(inner, ir.Name):
-            words.add(inner.id)
-            reading.add(inner.id)
-        elif isinstance(inner, ir.Attr):
-            words.add(inner.name)
-            reading.add(f".{inner.name}")
-        elif isinstance(inner, ir.Call) and isinstance(inner.func, ir.Attr):
-            called.add(inner.func.name)
-            (reaching if _may_be_own(inner.func, libraries) else foreign).add(f".{inner.func.name}")
-        elif isinstance(inner, ir.Call) and isinstance(inner.func, ir.Name):
-            called.add(inner.func.id)
-            reaching.add(inner.func.id)
-        elif isinstance(inner, ir.Lambda):
-            words |= inner.function.words
-            below += [vocabulary(statement, libraries) for statement in inner.function.body]
-    spoken = Vocabulary(
-        frozenset(words), frozenset(called), frozenset(reaching), frozenset(reading - (foreign - reaching))
-    )
-    return _together([spoken, *below])
+    spoken = _Spoken(libraries)
+    spoken.expression(node)
+    return spoken.vocabulary()
+
+
+class _Spoken:
+    """A vocabulary while it is gathered."""
+
+    def __init__(self, libraries: frozenset[str]) -> None:
+        self.libraries = libraries
+        self.words: set[str] = set()
+        self.called: set[str] = set()
+        self.reaching: set[str] = set()
+        self.reading: set[str] = set()
+
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(*map(frozenset, (self.words, self.called, self.reaching, self.reading)))
+
+    def statement(self, node: ir.Stmt) -> None:
+        for each in statements((node,), into=True):
+            for expression in expressions(each):
+                self.expression(expression)
+
+    def expression(self, node: ir.Expr) -> None:
+        words, called = self.words, self.called
+        reaching: set[str] = set()
+        reading: set[str] = set()
+        foreign: set[str] = set()
+        for inner in walk(node):
+            if isinstance(inner, ir.Name):
+                words.add(inner.id)
+                reading.add(inner.id)
+            elif isinstance(inner, ir.Attr):
+                words.add(inner.name)
+                reading.add(f".{inner.name}")
+            elif isinstance(inner, ir.Call):
+                func = inner.func
+                if isinstance(func, ir.Attr):
+                    called.add(func.name)
+                    (reaching if _may_be_own(func, self.libraries) else foreign).add(f".{func.name}")
+                elif isinstance(func, ir.Name):
+                    called.add(func.id)
+                    reaching.add(func.id)
+            elif isinstance(inner, ir.Lambda):
+                words |= inner.function.words
+                for each in inner.function.body:
+                    self.statement(each)
+        self.reaching |= reaching
+        self.reading |= reading - (foreign - reaching)
 
 
 def _may_be_own(func: ir.Attr, libraries: frozenset[str]) -> bool:
@@ -385,18 +417,6 @@ def _is_self(node: ir.Expr) -> bool:
     if isinstance(node, ir.Call):
         return isinstance(node.func, ir.Name) and node.func.id == "super"
     return isinstance(node, ir.Name) and node.id in ("self", "cls")
-
-
-def _together(parts: Sequence[Vocabulary]) -> Vocabulary:
-    if len(parts) == 1:
-        return parts[0]
-    empty = frozenset[str]()
-    return Vocabulary(
-        empty.union(*(part.words for part in parts)),
-        empty.union(*(part.called for part in parts)),
-        empty.union(*(part.reaching for part in parts)),
-        empty.union(*(part.reading for part in parts)),
-    )
 
 
 def methods_by_name(module: ir.Module) -> Mapping[str, frozenset[str]]:

@@ -106,12 +106,9 @@ class _Surveyor:
         scripts: list[Start] = [(module, None, None) for module in self.modules]
         orphans = [(module, *orphan) for module in self.modules for orphan in _orphans(module, self.heat)]
         orphans.sort(key=lambda orphan: not self.heat.itself(orphan[1]))
-        hazardous, idle = list[Start](), list[Start]()
         if asked is not None and asked >= self.project.modules.keys():
             asked = None
-        for start in (*scripts, *orphans):
-            wanted = self.reach.hazardous(*start) and (asked is None or not asked.isdisjoint(self.reach.paths([start])))
-            (hazardous if wanted else idle).append(start)
+        hazardous, idle = self._sorted([*scripts, *orphans], asked)
         reached = self.reach.paths(hazardous)
         self.done.deciding = deciding([module for module in self.modules if module.path in reached], self.heat)
         for start in hazardous:
@@ -119,6 +116,21 @@ class _Surveyor:
         for entry in list(self.done.entries):
             self._consult(entry, idle)
         return self.done
+
+    def _sorted(self, starts: list[Start], asked: Set[str] | None) -> tuple[list[Start], list[Start]]:
+        """Entries that may end in a hazard in the files asked for, and the others; both in order."""
+        wanted: dict[int, bool] = {}
+        by_module: dict[str, list[Start]] = {}
+        for start in starts:
+            by_module.setdefault(start[0].path, []).append(start)
+        for group in by_module.values():
+            able = self.reach.hazardous(group)
+            if asked is not None and any(able):
+                chosen = [start for start, is_able in zip(group, able) if is_able]
+                through = iter(self.reach.going_through(chosen, asked))
+                able = [is_able and next(through) for is_able in able]
+            wanted.update((id(start), is_able) for start, is_able in zip(group, able))
+        return [start for start in starts if wanted[id(start)]], [start for start in starts if not wanted[id(start)]]
 
     def _walk(self, module: ir.Module, function: ir.Function | None, cls: ClassRef | None) -> None:
         """Walk an entry, unless another one went through it."""
@@ -131,9 +143,8 @@ class _Surveyor:
         """Walk entries that end in no hazard, where those of another one ask whether something happens there."""
         asked = _asked(asking)
         for start in idle if asked else ():
-            means = self.reach.means(*start)
-            able = any(each & ~means == 0 for each in asked)
-            if able and not asking.paths.isdisjoint(self.reach.paths([start])):
+            means, paths = self.reach.may_come_to(start)
+            if any(each & ~means == 0 for each in asked) and not asking.paths.isdisjoint(paths):
                 self._walk(*start)
 
     def _base(self, module: ir.Module) -> World:
