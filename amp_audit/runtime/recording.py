@@ -87,6 +87,7 @@ class Recording:
         self._modules.home = threading.get_ident()
         self._modules.install()
         self._patches.wrap(torch.cuda.graphs.CUDAGraph, "replay", self._replay)
+        self._patches.wrap(torch, "ctc_loss", _with_lengths)
         for place, name in _TRACING:
             self._patches.wrap(place, name, self._trace)
         self.compiled.start()
@@ -207,6 +208,25 @@ class Recording:
                 return original(*args, **kwargs)
 
         return trace
+
+
+def _with_lengths(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Under a mode torch leaves the lengths of a CTC loss where they are, and divides the loss by those on the CPU.
+
+    Without one it makes them lists of numbers, as is done here (``ctc_loss`` in aten/src/ATen/native/LossCTC.cpp).
+    """
+
+    @functools.wraps(original)
+    def ctc_loss(
+        log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *args: Any, **given: Any
+    ) -> Any:
+        lengths = [
+            one.tolist() if type(one) is torch.Tensor and not one.is_floating_point() else one
+            for one in (input_lengths, target_lengths)
+        ]
+        return original(log_probs, targets, *lengths, *args, **given)
+
+    return ctc_loss
 
 
 _TRACING: tuple[tuple[Any, str], ...] = (

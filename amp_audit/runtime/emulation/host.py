@@ -134,6 +134,24 @@ def admit(kind: Kind) -> None:
     if str(torch._C._accelerator_getAccelerator()) != kind.name:
         hooks.value = found
         raise UnfitTorch(f"torch {torch.__version__} cannot be told that it has {kind.key}")
+    _pin(table)
+
+
+def _pin(table: Any) -> None:
+    """Memory that C++ asks to be pinned is the CPU's, as for Python; DDP takes some to find parameters not used."""
+    places = _INIT, _IS_PINNED, _PINNED_ALLOCATOR
+    own = [table[place] for place in places]
+    try:
+        allocator = ctypes.CDLL(str(_library("c10")))["_ZN3c1015GetCPUAllocatorEv"]
+        yes = table[_IS_BUILT]
+        for place, function in zip(places, (yes, yes, ctypes.cast(allocator, ctypes.c_void_p).value)):
+            table[place] = function
+        pinned = torch.empty(1, pin_memory=True).is_pinned()
+    except (AttributeError, RuntimeError):
+        pinned = False
+    if not pinned:
+        for place, function in zip(places, own):
+            table[place] = function
 
 
 def _know_memory(table: Any, number: int) -> None:
@@ -150,7 +168,8 @@ def _know_memory(table: Any, number: int) -> None:
 
 _PREDICATES = ("_ZN2at7Context9hasOpenMPEv", "_ZN2at7Context9hasLAPACKEv", "_ZN2at7Context9hasMKLDNNEv")
 """Functions of ATen that take nothing and say yes or no; one that says yes is needed."""
-_IS_BUILT, _IS_AVAILABLE, _PRIMARY_CONTEXT, _DEVICE_FROM_POINTER = 4, 5, 6, 15
+_IS_BUILT, _IS_AVAILABLE, _PRIMARY_CONTEXT, _INIT = range(4, 8)
+_IS_PINNED, _PINNED_ALLOCATOR, _DEVICE_FROM_POINTER = range(13, 16)
 """Places in the table: after the two entries before the functions, and two destructors."""
 _GLOBAL_INDEX = 20
 """The third that XPU's hooks add (ATen/detail/XPUHooksInterface.h: ``getGlobalIdxFromDevice``)."""

@@ -262,3 +262,25 @@ def test_profilers_record_without_a_device(tmp_path: Path) -> None:
     assert watched.code == 0, watched.stderr.decode()[-2000:]
     assert watched.stdout.split() == [b"True", b"True"]
     assert b"Failed to record CUDA event" not in watched.stderr
+
+
+def test_a_ctc_loss_takes_lengths_that_lie_on_the_cpu(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import torch
+        from torch.nn import functional as F
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 5).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            scores = model(torch.ones(10, 2, 4, device="cuda")).log_softmax(-1)
+            targets = torch.tensor([[1, 2], [3, 4]], device="cuda")
+            loss = F.ctc_loss(scores, targets, torch.tensor([10, 9]), torch.tensor([2, 1]))
+            loss.backward(); optimizer.step(); optimizer.zero_grad()
+            print(loss.item())
+        """)
+    )
+    (tmp_path / "alone.py").write_text(ALONE)
+    plain, watched = plainly(["alone.py", "train.py"], tmp_path), audited(["train.py"], tmp_path, emulate="cuda")
+    assert watched.code == plain.code == 0, watched.stderr.decode()[-2000:]
+    assert watched.stdout == plain.stdout

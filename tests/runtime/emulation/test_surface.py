@@ -372,3 +372,24 @@ def test_an_encoder_looks_at_padding_when_it_does_not_train() -> None:
         tell(bool(torch.equal(quick[~padded], slow[~padded])))
     """)
     assert told == [[True]]
+
+
+def test_ddp_finds_parameters_that_a_forward_left_out(tmp_path: Path) -> None:
+    """Its reducer, in C++, copies its notes to the device by pinned memory."""
+    told = emulate(f"""
+        import torch.distributed as dist
+        dist.init_process_group("nccl", init_method="file://{tmp_path / "store"}", rank=0, world_size=1)
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.used, self.left = nn.Linear(3, 2), nn.Linear(3, 2)
+            def forward(self, x):
+                return self.used(x)
+        for given in ({{"find_unused_parameters": True}}, {{"static_graph": True}}):
+            model = nn.parallel.DistributedDataParallel(Net().cuda(), device_ids=[0], **given)
+            for _ in range(2):
+                model(torch.ones(1, 3, device="cuda")).sum().backward()
+            tell(model.module.used.weight.grad.tolist(), model.module.left.weight.grad is None)
+        dist.destroy_process_group()
+    """)
+    assert told == [[[[2.0] * 3] * 2, True]] * 2
