@@ -16,7 +16,7 @@ import torch
 
 from amp_audit.chips import Chip
 from amp_audit.runtime.emulation import graphs, legacy, placement, profiling, randomness
-from amp_audit.runtime.emulation.memory import Memory
+from amp_audit.runtime.emulation.memory import memory
 from amp_audit.runtime.emulation.profiling import Ranges, Runtime
 from amp_audit.runtime.emulation.streams import Event, ExternalStream, Stream, Streams
 
@@ -129,7 +129,6 @@ class _Device:
         self._streams = Streams()
         core: Any = torch._C
         self._own = core._accelerator_getDeviceIndex, core._accelerator_setDeviceIndex
-        self._memory = Memory()
 
     def functions(self) -> dict[str, Callable[..., Any]]:
         return {
@@ -151,8 +150,8 @@ class _Device:
             "_cuda_emptyCache": lambda: None,
             "_host_emptyCache": lambda: None,
             "_cuda_ipc_collect": lambda: None,
-            "_cuda_memoryStats": self._memory.stats,
-            "_cuda_resetPeakMemoryStats": self._memory.forget_peak,
+            "_cuda_memoryStats": memory.stats,
+            "_cuda_resetPeakMemoryStats": memory.forget_peak,
             "_cuda_resetAccumulatedMemoryStats": lambda device: None,
             "_cuda_memorySnapshot": lambda *args: {"segments": [], "device_traces": []},
             "_cuda_setMemoryFraction": lambda fraction, device: None,

@@ -47,6 +47,10 @@ class Memory:
         self._bytes = self._count = 0
 
 
+memory = Memory()
+"""Of the one device: what ``torch.cuda`` and ``torch.accelerator`` ask is the same."""
+
+
 def _pools(numbers: dict[str, int]) -> dict[str, dict[str, int]]:
     return {"all": numbers, "large_pool": numbers, "small_pool": _NONE}
 

@@ -11,6 +11,7 @@ import torch.utils._device
 
 from amp_audit.chips import Chip
 from amp_audit.runtime.emulation import cuda, mps, randomness, storage, target, xpu
+from amp_audit.runtime.emulation.memory import held, memory
 from amp_audit.runtime.emulation.placement import check_generator
 from amp_audit.runtime.emulation.streams import Event, Stream
 
@@ -22,9 +23,24 @@ def install(chip: Chip) -> None:
     everything.Stream, everything.Event = Stream, Event
     everything.Generator = randomness.Generator
     everything.Tensor.record_stream = lambda tensor, stream: None
+    for name, function in _accelerator(chip).items():
+        setattr(torch._C, name, function)
     _pin()
     _compile_nothing()
     storage.install()
+
+
+def _accelerator(chip: Chip) -> dict[str, Callable[..., Any]]:
+    """What ``torch.accelerator`` asks of the memory of the device, whose allocator is not there."""
+    return {
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_getDeviceStats": memory.stats,
+        "_accelerator_resetPeakStats": memory.forget_peak,
+        "_accelerator_resetAccumulatedStats": lambda index: None,
+        "_accelerator_getMemoryInfo": lambda index: (max(0, chip.memory - held()), chip.memory),
+        "_accelerator_emptyCache": lambda: None,
+        "_accelerator_emptyHostCache": lambda: None,
+    }
 
 
 # Pinned memory

@@ -13,7 +13,7 @@ import torch
 
 from amp_audit.chips import Chip
 from amp_audit.runtime.emulation import placement, randomness
-from amp_audit.runtime.emulation.memory import Memory, held
+from amp_audit.runtime.emulation.memory import held, memory
 from amp_audit.runtime.emulation.streams import Event, Stream, Streams
 
 
@@ -67,7 +67,7 @@ def install(chip: Chip) -> None:
 
 
 def _functions(chip: Chip) -> dict[str, Callable[..., Any]]:
-    streams, memory = Streams(), Memory()
+    streams = Streams()
     return {
         "_xpu_getDeviceCount": placement.count,
         "_xpu_init": lambda: None,

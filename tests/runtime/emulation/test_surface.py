@@ -393,3 +393,18 @@ def test_ddp_finds_parameters_that_a_forward_left_out(tmp_path: Path) -> None:
         dist.destroy_process_group()
     """)
     assert told == [[[[2.0] * 3] * 2, True]] * 2
+
+
+@pytest.mark.parametrize("device", ["cuda", "xpu", "mps"])
+def test_the_accelerator_is_the_device(device: str) -> None:
+    told = emulate(
+        f"""
+        import torch.accelerator as one
+        x = torch.ones(250, device={device!r})
+        tell(one.current_accelerator(), one.device_count(), one.current_device_index(), one.memory_allocated())
+        tell(one.max_memory_allocated(), one.memory_reserved() >= 1000, one.get_memory_info()[0] > 0)
+        one.empty_cache(); one.reset_peak_memory_stats(); one.synchronize(); one.set_device_index(0)
+        """,
+        device,
+    )
+    assert told == [[device, 1, 0, 1000], [1000, True, True]]
