@@ -7,8 +7,8 @@ bootstrap over rounds). The variants take turns within each round, in a new orde
 busy machine hits all of them alike; a ratio is that of two times of the same round.
 
 ``operators`` counts every operator of every step and writes each step to a file; ``session`` is what ``--sample all
---deep none`` does: events of the protocol, the values of casts and the gradient norm, too; ``deep`` runs every operator
-again in float32 and counts exponents. ``--sampled`` runs so many steps under the sampling that is the default.
+--deep none`` does: events of the protocol, the values of casts, the gradient norm, and exponents of parameter gradients
+and module outputs, too; ``deep`` runs every operator again in float32. ``--sampled`` runs so many steps under the sampling that is the default.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ K = TypeVar("K", bound=Hashable)
 BINS = 256
 """Biased exponents of float32: 0 holds zeros (and what float32 itself keeps as subnormal), 255 inf and NaN."""
 
-_BIAS = 127
+BIAS = 127
 _NAMES = {0: "zero", BINS - 1: "nonfinite"}
 _LEAST = -25
 """The exponent of the smallest values of which some are not zero in float16."""
@@ -46,7 +46,7 @@ Histogram = Mapping[int, int]
 
 def named(counts: Histogram) -> dict[str, float | int | None]:
     """Counts as a Number's values: ``"-14"`` for 2**-14 <= \\|x\\| < 2**-13, ``zero`` and ``nonfinite``; none are 0."""
-    return {_NAMES.get(exponent, str(exponent - _BIAS)): count for exponent, count in counts.items()}
+    return {_NAMES.get(exponent, str(exponent - BIAS)): count for exponent, count in counts.items()}
 
 
 def total(histograms: Iterable[Histogram]) -> Histogram:
@@ -61,7 +61,7 @@ def flushed_shares(counts: Histogram, scale: float) -> dict[int, float]:
     """Of values that hold a loss scale: the share that would be zero in float16 at 2**power, for powers from 0 to that
     of ``scale``.
     """
-    known = {exponent - _BIAS: count for exponent, count in counts.items() if exponent not in _NAMES}
+    known = {exponent - BIAS: count for exponent, count in counts.items() if exponent not in _NAMES}
     nonzero, power = sum(known.values()), math.frexp(scale)[1] - 1
     if not nonzero:
         return {}

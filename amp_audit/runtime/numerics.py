@@ -21,6 +21,7 @@ from amp_audit.runtime.parts import CastCounts, CastKey, Host, Scene
 from amp_audit.runtime.queue import finite
 from amp_audit.runtime.rescale import Rescale, choose
 from amp_audit.runtime.shadow import CARRIERS, MOVES, base_name, in_float32, part, repeatable, tensors
+from amp_audit.runtime.spreads import live_scale
 from amp_audit.trace.schema import Number
 
 _COPIES = frozenset({"copy_", "_foreach_copy_"})
@@ -52,8 +53,6 @@ class Numerics:
         self._lost: dict[int, Counts] = {}  # by number of a result: what rounding its values lost
         self._gradients: dict[int, tuple[torch.Tensor, Counts]] = {}  # parameter -> (parameter, counts)
         self._exponents: Exponents[tuple[str, int]] = Exponents()  # by phase and site
-        self._of_gradients: Exponents[tuple[int, bool]] = Exponents()  # by parameter, and whether scaled
-        self._parameters: dict[int, torch.Tensor] = {}
         self._origins = Origins()
         self._sinks: list[int] = []
         self._counts: dict[CastKey, CastCounts] = {}
@@ -76,7 +75,6 @@ class Numerics:
         if self._deep:
             self._tell_operators()
             self._tell_errors()
-            self._tell_exponents_of_gradients()
             self._tell_ranges()
             if self._hidden():
                 self._host.unobserved("where gradients were lost, on steps that ran compiled code")
@@ -93,7 +91,7 @@ class Numerics:
 
     def _forget(self) -> None:
         self._casts, self._ops, self._lost, self._gradients = {}, {}, {}, {}
-        self._errors, self._exponents, self._of_gradients, self._parameters = {}, Exponents(), Exponents(), {}
+        self._errors, self._exponents = {}, Exponents()
         self._origins, self._sinks = Origins(), []
         self._rescale = None
 
@@ -223,10 +221,9 @@ class Numerics:
         """Take note of the gradients while they are there; many programs clear them before the step is over."""
         if not self._deep:
             return
-        scaled = self._scene.loss_scale(optimizer) is not None
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                self._collect(parameter, scaled)
+                self._collect(parameter)
 
     def before_step(self, optimizer: Any, *, closure: bool) -> None:
         """Nothing is left to do."""
@@ -234,13 +231,11 @@ class Numerics:
     def after_step(self, optimizer: Any) -> None:
         """Nothing is left to do."""
 
-    def _collect(self, parameter: torch.Tensor, scaled: bool) -> None:
+    def _collect(self, parameter: torch.Tensor) -> None:
         """Connect a gradient with what its making lost, and with where it came from."""
         grad = parameter.grad
         if grad is None or not plain(grad):
             return
-        self._of_gradients.add((id(parameter), scaled), grad)
-        self._parameters[id(parameter)] = parameter
         sink = self._origins.of(grad)
         if sink is not None:
             self._sinks.append(sink)
@@ -271,15 +266,11 @@ class Numerics:
             }  # fmt: skip
             self._host.number(Number("rounding", self._host.places.place(site), None, op, phase, dtype, values))
 
-    def _live_scale(self) -> float | None:
-        scale = self._scene.current_scale
-        return finite(float(scale)) if scale is not None else 1.0
-
     def _tell_exponents(self) -> None:
         modules: dict[tuple[str, str], list[Histogram]] = {}
         for (phase, site), counts in self._exponents.read().items():
             modules.setdefault((phase, self._host.places.place(site).module or ""), []).append(counts)
-        live = self._live_scale()
+        live = live_scale(self._scene)
         for (phase, module), found in modules.items():
             values = {**named(total(found)), "scale": live if phase == "backward" else 1.0}
             self._host.number(Number("exponents", subject=module, phase=phase, dtype="float16", values=values))
@@ -308,14 +299,6 @@ class Numerics:
                 )
             )
 
-    def _tell_exponents_of_gradients(self) -> None:
-        live = self._live_scale()
-        for (number, scaled), counts in self._of_gradients.read().items():
-            parameter = self._parameters[number]
-            values = {**named(counts), "scale": live if scaled else 1.0}
-            name, dtype = self._scene.name(parameter), short(parameter.dtype)
-            self._host.number(Number("exponents", subject=name, phase="gradient", dtype=dtype, values=values))
-
     def _tell_ranges(self) -> None:
         for largest, result in self._origins.ranges():
             values: dict[str, float | int | None] = {"max": largest, "elements": result.elements}
@@ -325,7 +308,7 @@ class Numerics:
     def _tell_gradients(self) -> None:
         if not self._gradients:
             return
-        live = self._live_scale()
+        live = live_scale(self._scene)
         parameters = [parameter for parameter, _ in self._gradients.values()]
         totals = _totals({number: [counts] for number, (_, counts) in enumerate(self._gradients.values())})
         for number, parameter in enumerate(parameters):

@@ -158,6 +158,9 @@ class Host(Protocol):
     def unobserved(self, what: str, count: int = 1) -> None:
         """Count what was not measured (``End.unobserved``)."""
 
+    def look_closely(self) -> None:
+        """Ask for a deep step, the next one, if the user left it to us which are."""
+
     def optimizer_step(self, optimizer: Any) -> None:
         """Tell the clock that an optimizer stepped or was skipped, before it changes anything in this step."""
 

@@ -247,8 +247,8 @@ class Modules:
 
     Names are dotted paths below the outermost module, without the layers that ``torch.compile``, DDP and FSDP add;
     index 0 means outside of any module. ``home`` is the thread that trains; ``outermost`` is told of its outermost
-    calls, before anything else is done about them; ``guest_enters`` and ``guest_leaves`` of those of other threads;
-    ``broken`` of errors of our own.
+    calls, before anything else is done about them, ``left`` of what any of its calls return; ``guest_enters`` and
+    ``guest_leaves`` of those of other threads; ``broken`` of errors of our own.
     """
 
     def __init__(self) -> None:
@@ -256,6 +256,7 @@ class Modules:
         self.stacks: dict[int, list[int]] = {}
         self.home = get_ident()
         self.outermost: Callable[[Any], None] | None = None
+        self.left: Callable[[str, Any], None] | None = None
         self.guest_enters: Callable[[int], None] = lambda thread: None
         self.guest_leaves: Callable[[int], None] = lambda thread: None
         self.broken: Callable[[Exception], None] = lambda error: None
@@ -334,10 +335,13 @@ class Modules:
                 return original(module, *args, **kwargs)
             stack, depth = self._enter(module)
             try:
-                return original(module, *args, **kwargs)
+                out = original(module, *args, **kwargs)
             except BaseException as error:
                 tracebacks.clean(error)
                 raise
+            else:
+                self._leave(stack, depth, out)
+                return out
             finally:
                 del stack[depth:]
                 if depth == 1 and get_ident() != self.home:
@@ -364,6 +368,16 @@ class Modules:
             index = self._known.get(id(module), 0)
         stack.append(index)
         return stack, depth
+
+    def _leave(self, stack: list[int], depth: int, out: Any) -> None:
+        """Tell of what a module returns, on the thread that trains. Recording may have ended while it ran."""
+        if self.left is None or depth >= len(stack) or get_ident() != self.home:
+            return
+        try:
+            self.left(self.names[stack[depth]] or "", out)
+        except Exception as error:
+            self.left = None
+            self.broken(error)
 
     def _name_in(self, stack: list[int], module: Any) -> None:
         """Name a module that was not met as a child of another."""

@@ -117,6 +117,7 @@ class Session:
         from amp_audit.runtime.health import Health
         from amp_audit.runtime.numerics import Numerics
         from amp_audit.runtime.saved import Saved
+        from amp_audit.runtime.spreads import Spreads
         from amp_audit.runtime.weights import Weights
 
         self.signals.probes.clear()
@@ -126,6 +127,9 @@ class Session:
         self.recording.observe(Numerics(self, self.signals, lambda: self.recording.compiled.hidden))
         self.recording.add(Weights(self, self.signals))
         self.recording.add(Health(self, self.signals))
+        spreads = Spreads(self, self.signals)
+        self.recording.add(spreads)
+        self.places.modules.left = spreads.left
         owned, real = self.places.modules.owned, self.config.emulate is None
         self.recording.add(Saved(self, self.signals, self.recording.maker, owned, real))
 
@@ -206,8 +210,12 @@ class Session:
     def number(self, number: Number) -> None:
         """Add a measured number to the step in progress."""
         if number.name == "nonfinite":
-            self.clock.anomaly()
+            self.look_closely()
         self.record.numbers.append(number)
+
+    def look_closely(self) -> None:
+        """The next step is deep, if the user left it to us which are."""
+        self.clock.anomaly()
 
     def note(self, text: str) -> None:
         """Say once what could not be seen."""

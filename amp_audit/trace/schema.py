@@ -138,8 +138,8 @@ class Number:
                       scale they carried
     exponents         counts of values by binary exponent: "-14" counts 2**-14 <= \\|x\\| < 2**-13, beside ``zero`` and
                       ``nonfinite``. With phase forward or backward: what the ops of a module (``subject``) gave before
-                      rounding to ``dtype``; with phase "gradient": a parameter's (``subject``) gradient. ``scale`` is
-                      the loss scale in them
+                      rounding to ``dtype``; with phase "gradient": a parameter's (``subject``) gradient; with phase
+                      "output": what a module (``subject``) returned in ``dtype``. ``scale`` is the loss scale in them
     rescaled          of the same elements, by module (``subject``), where the backward pass was repeated at other loss
                       scales: ``nonzero`` before rounding, and by power of two ("3": 8) those that are zero then
     rounding          per op and line, by float32 re-execution, where rounding does not explain it: sums of squared
