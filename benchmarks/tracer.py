@@ -8,7 +8,8 @@ busy machine hits all of them alike; a ratio is that of two times of the same ro
 
 ``operators`` counts every operator of every step and writes each step to a file; ``session`` is what ``--sample all
 --deep none`` does: events of the protocol, the values of casts, the gradient norm, and exponents of parameter gradients
-and module outputs, too; ``deep`` runs every operator again in float32. ``--sampled`` runs so many steps under the sampling that is the default.
+and module outputs, too; ``deep`` runs every operator again in float32. ``--sampled`` runs so many steps under the
+sampling that is the default.
 """
 
 from __future__ import annotations
