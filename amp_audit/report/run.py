@@ -87,7 +87,7 @@ def _precision(run: Summary, root: Path, limit: int) -> Iterator[RenderableType]
             table.add_row(item.dtype, _bar(item.flops, total), share(item.flops, total), plural(item.calls, "call"))
         yield table
     if run.times is not None:
-        yield from _times(run.times, run.header, verbose=limit > MOST_ROWS)
+        yield from _times(run.times, run.header)
     if run.casts:
         yield Text("casts", style="dim")
         table = _grid(3)
@@ -105,12 +105,12 @@ def _precision(run: Summary, root: Path, limit: int) -> Iterator[RenderableType]
         yield _float32(run.float32[:limit], root)
 
 
-def _times(times: Times, header: Header, verbose: bool) -> Iterator[RenderableType]:
+def _times(times: Times, header: Header) -> Iterator[RenderableType]:
     how = "from event to event" if header.policy == "cuda" else "dispatch included"
     yield Text(f"time of ops by dtype, a deep step (each by itself, {how})", style="dim")
     table = _grid(4)
     for name, spent in (*times.nanoseconds, ("casts", times.casts)):
-        if spent > times.total / 100 or (verbose and spent):
+        if spent:
             milliseconds = f"{spent / times.steps / 1e6:.2f} ms"
             table.add_row(name, _bar(spent, times.total), share(spent, times.total), milliseconds)
     yield table
