@@ -14,15 +14,24 @@ if TYPE_CHECKING:
     from dataclasses import replace
 else:
     import dataclasses
+    import reprlib
 
     def record(*, eq=True, **options):
         """``dataclass`` with the same options; only ``frozen`` is not looked after."""
 
         def made(cls):
             hashed = eq and "__hash__" not in vars(cls)
-            return dataclasses.dataclass(eq=eq, unsafe_hash=hashed, **{**options, "frozen": False})(cls)
+            if "__repr__" not in vars(cls):
+                cls.__repr__ = _repr
+            return dataclasses.dataclass(eq=eq, unsafe_hash=hashed, repr=False, **{**options, "frozen": False})(cls)
 
         return made
+
+    @reprlib.recursive_repr()
+    def _repr(self):
+        """That of ``dataclasses``, one for all classes: to make it for each takes a fifth of the time they take."""
+        fields = (f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__)
+        return f"{type(self).__qualname__}({', '.join(fields)})"
 
     def replace(thing, /, **changes):
         """A copy of a record with these fields changed."""

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_audit.model import Finding
+from amp_audit.model import Finding, Fix
 from amp_audit.rulebook import Rulebook
 from amp_audit.static import dtypes
 from amp_audit.static.binding.project import Project
 from amp_audit.static.cache import Entry
 from amp_audit.static.findings import File, present, settle, unreadable
-from amp_audit.static.fixes.builder import Builder
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source.layout import Layout
 from amp_audit.static.source.loading import lower_all
@@ -27,6 +26,7 @@ from amp_audit.static.walking import paths
 
 if TYPE_CHECKING:
     from amp_audit.static.check import Options
+    from amp_audit.static.fixes.builder import Builder
 
 
 LARGEST = 2_000_000
@@ -73,10 +73,10 @@ class _Outcome:
             (file.module for file in files.values()), Path(self.selection.root), self._newest_torch(files)
         )
         asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
-        builder = Builder(project, thorough=self.options.thorough)
         self.asked = asked.keys()
-        self.findings += present(self._raw(project), files, asked, self.book, builder.of)
-        self.notes += builder.notes
+        repairs = _Repairs(project, self.options.thorough)
+        self.findings += present(self._raw(project), files, asked, self.book, repairs.of)
+        self.notes += repairs.notes
         self.checked = len(asked.keys() - self.failed)
         return project
 
@@ -144,6 +144,28 @@ class _Outcome:
                 self.failed.add(f"{self.selection.root} ({name})")
                 self.notes.append(_internal(name, self.selection.root))
         return settle(found)
+
+
+@dataclass(slots=True)
+class _Repairs:
+    """Builds repairs. What does so is loaded for the first finding: most checks of a commit have none."""
+
+    project: Project
+    thorough: bool
+    _builder: Builder | None = None
+
+    def of(self, raw: RawFinding, file: File) -> Fix | None:
+        """The repair of a finding, as of ``Builder``."""
+        if self._builder is None:
+            from amp_audit.static.fixes.builder import Builder
+
+            self._builder = Builder(self.project, thorough=self.thorough)
+        return self._builder.of(raw, file)
+
+    @property
+    def notes(self) -> list[str]:
+        """The errors of repairs that could not be built."""
+        return self._builder.notes if self._builder is not None else []
 
 
 def _internal(detector: str, root: str) -> str:

@@ -28,6 +28,8 @@ class Ducks:
     def __init__(self, walker: Caller) -> None:
         self.walker = walker
         self.stepped: set[str] = set()  # keys of symbols that a scaler stepped: optimizers
+        self._scalers: dict[tuple[str, str], bool] = {}
+        self._models: dict[tuple[str, str], bool] = {}
 
     def methods_used(self, symbol: Symbol, world: World) -> frozenset[str]:
         if not symbol.text:
@@ -35,6 +37,13 @@ class Ducks:
         return self.walker.heat.methods(world.frame.module).get(symbol.text, frozenset())
 
     def is_scaler(self, symbol: Symbol, world: World) -> bool:
+        key = (world.frame.module.path, symbol.text)
+        found = self._scalers.get(key)
+        if found is None:
+            found = self._scalers[key] = self._acts_as_scaler(symbol, world)
+        return found
+
+    def _acts_as_scaler(self, symbol: Symbol, world: World) -> bool:
         used = self.methods_used(symbol, world)
         if "unscale_" in used or {"scale", "step"} <= used or {"scale", "update"} <= used:
             return True
@@ -54,8 +63,12 @@ class Ducks:
         return symbol.key in self.stepped or ("step" in used and "zero_grad" in used) or named
 
     def is_model(self, symbol: Symbol, world: World) -> bool:
-        used = self.methods_used(symbol, world)
-        return bool(used & (OWNING | {"train", "eval"})) and "unscale_" not in used
+        key = (world.frame.module.path, symbol.text)
+        found = self._models.get(key)
+        if found is None:
+            used = self.methods_used(symbol, world)
+            found = self._models[key] = bool(used & (OWNING | {"train", "eval"})) and "unscale_" not in used
+        return found
 
     def whole(self, part: Symbol, world: World) -> Symbol:
         """The model that a part of one (``model.encoder``) belongs to: a loss of it leads back to all its parts."""

@@ -197,8 +197,6 @@ class Evaluator(abc.ABC):
     # Expressions
 
     def eval(self, node: ir.Expr, world: World) -> Results:
-        if isinstance(node, ir.Call):
-            return self.evaluate_call(node, world)
         handler = _EXPRESSIONS.get(type(node))
         return handler(self, node, world) if handler else [(fresh(node, world), world)]
 
@@ -206,7 +204,16 @@ class Evaluator(abc.ABC):
         """Evaluate several expressions one after the other."""
         paths: list[tuple[list[Value], World]] = [([], world)]
         for node in nodes:
-            paths = [([*values, value], after) for values, w in paths for value, after in self.eval(node, w)]
+            if len(paths) == 1:
+                values, before = paths[0]
+                results = self.eval(node, before)
+                if len(results) == 1:  # most often
+                    values.append(results[0][0])
+                    paths = [(values, results[0][1])]
+                else:
+                    paths = [([*values, value], after) for value, after in results]
+            else:
+                paths = [([*values, value], after) for values, w in paths for value, after in self.eval(node, w)]
         return paths
 
     def _const(self, node: ir.Const, world: World) -> Results:
@@ -222,7 +229,7 @@ class Evaluator(abc.ABC):
     def callee(self, node: ir.Attr, world: World) -> Results:
         results: Results = []
         for base, after in self.eval(node.base, world):
-            if base == NONE and isinstance(node.base, ir.Attr):
+            if isinstance(node.base, ir.Attr) and base == NONE:
                 base = self._filled(node.base, after)
             results += self.attribute(base, node.name, self.heat.dotted(node), node.at, after)
         return results
@@ -583,6 +590,7 @@ def _classmethod(function: ir.Function) -> bool:
 
 
 _EXPRESSIONS: dict[type, Callable[..., Results]] = {
+    ir.Call: lambda self, node, world: self.evaluate_call(node, world),
     ir.Const: Evaluator._const,
     ir.Name: Evaluator._name,
     ir.Attr: Evaluator._attr,

@@ -65,10 +65,13 @@ class Walker(Caller):
         for statement in body:
             if not flow.fall:
                 break
-            step = Flow()
+            step, handler = Flow(), _STATEMENTS.get(type(statement))
             for world in flow.fall:
                 self._burn()
-                self._statement(statement, world, step)
+                if handler is not None:
+                    handler(self, statement, world, step)
+                else:
+                    step.fall.append(world)
             flow.leave(step)
             alive = [world for world in step.fall if not world.dead]
             flow.fall = merge(alive) if len(alive) > 1 else alive
@@ -78,13 +81,6 @@ class Walker(Caller):
         self.fuel -= 1
         if self.fuel < 0:
             raise OutOfFuel
-
-    def _statement(self, statement: ir.Stmt, world: World, flow: Flow) -> None:
-        handler = _STATEMENTS.get(type(statement))
-        if handler is not None:
-            handler(self, statement, world, flow)
-        else:
-            flow.fall.append(world)
 
     def _evaluate(self, statement: ir.Evaluate, world: World, flow: Flow) -> None:
         for value, after in self.eval(statement.value, world):

@@ -7,6 +7,7 @@ flag that governs several branches takes the same arm in all of them.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -331,9 +332,10 @@ def simplified(cases: set[Case]) -> tuple[Case, ...]:
 
 
 def _opposed(cases: set[Case]) -> Iterator[tuple[Case, tuple[str, bool]]]:
-    """A case, and a condition in it whose other side stands in an otherwise equal one."""
+    """A case, and a condition in it whose other side stands in an otherwise equal one, which is as long."""
+    sizes = Counter(map(len, cases))
     for case in cases:
-        for item in case:
+        for item in case if sizes[len(case)] > 1 else ():
             if (case - {item}) | {(item[0], not item[1])} in cases:
                 yield case, item
 
