@@ -96,6 +96,9 @@ def _precision(run: Summary, root: Path, limit: int) -> Iterator[RenderableType]
         yield table
     if run.saved is not None:
         yield from _saved(run.saved, limit)
+    for live in run.live:
+        yield Text(f"tensors on {live.device}, at most (step {live.step})", style="dim")
+        yield Text(", ".join(f"{dtype} {size(amount)}" for dtype, amount in live.dtypes))
     if run.allocated:
         peaks = ", ".join(f"{device} {size(peak)}" for device, peak in run.allocated)
         yield Text(f"GPU memory allocated at most: {peaks}")

@@ -76,6 +76,16 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Live:
+    """The tensors on one device of one rank in the step in which they took most memory, by dtype, largest first."""
+
+    device: str
+    bytes: int
+    step: int
+    dtypes: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HotOp:
     """A float32 op of the forward or backward pass at one line. ``autocast``: inside an enabled region.
 
@@ -185,6 +195,7 @@ class Summary:
     casts: tuple[CastTotal, ...] = ()
     times: Times | None = None
     saved: Saved | None = None
+    live: tuple[Live, ...] = ()
     allocated: tuple[tuple[str, int], ...] = ()
     float32: tuple[HotOp, ...] = ()
     scales: Mapping[str, tuple[ScalePoint, ...]] | None = None
@@ -224,6 +235,7 @@ def summarize(traces: Sequence[Trace]) -> Summary:
         work=_work(rows),
         casts=_casts(casts),
         times=_times(step for trace in trained for step in trace.steps),
+        live=_live(trained),
         allocated=_allocated(trained),
         saved=max(filter(None, map(_saved, trained)), key=lambda saved: saved.bytes, default=None),
         float32=_float32(rows),
@@ -292,6 +304,25 @@ def _allocated(traces: Iterable[Trace]) -> tuple[tuple[str, int], ...]:
                 if number.name == "allocated" and number.subject:
                     peaks[number.subject] = max(peaks[number.subject], int(number.values["peak"] or 0))
     return tuple(sorted(peaks.items()))
+
+
+def _live(traces: Iterable[Trace]) -> tuple[Live, ...]:
+    """A step may be written in parts, each of which tells of its own moment."""
+    moments: defaultdict[str, Counter[tuple[int, int, int]]] = defaultdict(Counter)
+    dtypes: defaultdict[tuple[str, tuple[int, int, int]], Counter[str]] = defaultdict(Counter)
+    for rank, trace in enumerate(traces):
+        for step in trace.steps:
+            for number in step.numbers:
+                if number.name == "live" and number.subject:
+                    together = int(number.values["together"] or 0)
+                    moment = (rank, step.step, together)
+                    moments[number.subject][moment] = together
+                    dtypes[number.subject, moment][number.dtype or "?"] = int(number.values["bytes"] or 0)
+    found = {device: seen.most_common(1)[0] for device, seen in moments.items()}
+    return tuple(
+        Live(device, together, moment[1], tuple(dtypes[device, moment].most_common()))
+        for device, (moment, together) in sorted(found.items())
+    )
 
 
 def _saved(trace: Trace) -> Saved | None:

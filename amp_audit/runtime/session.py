@@ -115,6 +115,7 @@ class Session:
 
     def _add_parts(self) -> None:
         from amp_audit.runtime.health import Health
+        from amp_audit.runtime.live import Live
         from amp_audit.runtime.numerics import Numerics
         from amp_audit.runtime.saved import Saved
         from amp_audit.runtime.spreads import Spreads
@@ -132,6 +133,9 @@ class Session:
         self.places.modules.left = spreads.left
         owned, real = self.places.modules.owned, self.config.emulate is None
         self.recording.add(Saved(self, self.signals, self.recording.maker, owned, real))
+        live = Live(self, self.signals, owned)
+        self.recording.add(live)
+        self.recording.book.made = live.made
 
     def died(self, error: BaseException) -> None:
         """An error that the program did not catch ends what is recorded."""

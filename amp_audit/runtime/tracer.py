@@ -111,6 +111,7 @@ class Book:
         self.regions: list[dict[str, str]] = [{}]
         self.region = 0
         self.observer: Observer | None = None
+        self.made: Callable[[Any], None] | None = None  # to be told of all results, on deep steps
         self.deep = False
         self.stopwatch: Stopwatch | None = None  # on deep steps
         self.cast: set[tuple[Any, ...]] = set()  # parameters cast in this region: id, version and dtype
@@ -489,6 +490,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception as error:
             self._give_up(error)
             return out
+        if book.deep and book.made is not None:
+            try:
+                book.made(out)
+            except Exception as error:
+                book.made = None
+                book.broken(error)
         if book.observer is not None and (book.deep or target in book.observer.cast_targets):
             try:
                 book.observer.after(plan.func, args, kwargs, out, PHASES[phase], site, kept)

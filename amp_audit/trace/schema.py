@@ -147,6 +147,8 @@ class Number:
     range             per op and line, forward, ``dtype`` float16, from 2**8 on: the largest finite magnitude, elements
     saved             what autograd kept for the backward pass when most was kept in the step, by module (``subject``)
                       and ``dtype``: bytes of memory, each counted once, without parameters and buffers; tensors
+    live              per device (``subject``) and ``dtype``, on deep steps: bytes of the tensors that operators made
+                      and of parameters, gradients and optimizer state, at the moment when these were most ``together``
     allocated         per GPU (``subject``), bytes by torch's allocator at the end of a deep step: now, and peak since
                       the program last set that back
     raised            an op that raised; ``subject`` is the first line of the error, ``dtype`` its first tensor's;

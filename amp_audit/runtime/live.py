@@ -1,0 +1,112 @@
+"""How much memory the tensors of a deep step take when they take most, by dtype, on any device.
+
+A weak reference to the memory of a tensor tells when it goes: Python's object for it lives as long as the memory does,
+whoever holds it. What a kernel allocates for itself, and tensors that came from elsewhere and that no operator wrote,
+are not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from amp_audit.runtime.dtypes import short
+from amp_audit.runtime.parts import Host, Scene
+from amp_audit.runtime.saved import plain
+from amp_audit.trace.schema import Number
+
+
+class Live:
+    """A ``Part``: on deep steps Numbers ``live``. ``made`` is to be told of what operators return.
+
+    ``owned``: the parameters and buffers of all modules.
+    """
+
+    def __init__(self, host: Host, scene: Scene, owned: Callable[[], Iterable[torch.Tensor]]) -> None:
+        self._host = host
+        self._scene = scene
+        self._owned = owned
+        self._deep = False
+        self._memory: _Memory | None = None
+
+    def step_begin(self, *, deep: bool) -> None:
+        """A recorded step begins."""
+        self._deep = deep
+        self._memory = None
+
+    def step_end(self) -> None:
+        """Tell what was there when it was most."""
+        memory, self._memory, self._deep = self._memory, None, False
+        if memory is None:
+            return
+        for device, peak in memory.close().items():
+            for dtype, amount in (+peak).items():
+                values: dict[str, float | int | None] = {"bytes": amount, "together": peak.total()}
+                self._host.number(Number("live", subject=str(device), dtype=short(dtype), values=values))
+
+    def made(self, out: Any) -> None:
+        """An operator of the step has returned."""
+        if not self._deep:
+            return
+        memory = self._memory
+        if memory is None:
+            memory = self._memory = _Memory()
+            for tensor in self._standing():
+                memory.add(tensor)
+        if out.__class__ is torch.Tensor and out.layout is torch.strided:
+            memory.add(out)
+        else:
+            for tensor in plain(out):
+                memory.add(tensor)
+
+    def _standing(self) -> Iterator[torch.Tensor]:
+        for tensor in self._owned():
+            yield from plain(tensor)
+            yield from plain(tensor.grad if tensor.is_leaf else None)
+        for optimizer in self._scene.optimizers():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    yield from plain([parameter, parameter.grad])
+            for state in optimizer.state.values():
+                yield from plain(list(state.values()) if isinstance(state, dict) else None)
+
+
+class _Memory:
+    """What is there now, and what was there when it was most: bytes by device and dtype. Keeps nothing alive."""
+
+    def __init__(self) -> None:
+        self._peaks: dict[torch.device, Counter[torch.dtype]] = {}
+        self._now: dict[torch.device, Counter[torch.dtype]] = {}
+        self._totals: Counter[torch.device] = Counter()
+        self._most: Counter[torch.device] = Counter()
+        self._there: dict[int, weakref.ref[Any]] = {}
+
+    def close(self) -> dict[torch.device, Counter[torch.dtype]]:
+        """What was there when it was most; nothing is followed any more."""
+        self._there.clear()
+        return self._peaks
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """A tensor is there. Its memory counts once, in the dtype that it was met in first."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._there:
+            return
+        device, dtype, amount = tensor.device, tensor.dtype, storage.nbytes()
+
+        def gone(_: Any) -> None:
+            self._there.pop(key, None)
+            self._totals[device] -= amount
+            self._now[device][dtype] -= amount
+
+        self._there[key] = weakref.ref(storage, gone)
+        now = self._now.setdefault(device, Counter())
+        now[dtype] += amount
+        self._totals[device] += amount
+        if self._totals[device] > self._most[device]:
+            self._most[device] = self._totals[device]
+            self._peaks[device] = now.copy()
