@@ -41,7 +41,7 @@ def hazardous(read: Project, name: str, path: str = "/project/main.py") -> bool:
     module = read.modules[path]
     reach = Reach(read, Heat(read.modules.values()), BOOK)
     function, cls = next(found for found in definitions(module.body) if found[0].qualname == name)
-    return reach.hazardous([(module, function, ClassRef(module, cls) if cls is not None else None)])[0]
+    return reach.hazardous((module, function, ClassRef(module, cls) if cls is not None else None))
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,12 @@ class _Surveyor:
         orphans.sort(key=lambda orphan: not self.heat.itself(orphan[1]))
         if asked is not None and asked >= self.project.modules.keys():
             asked = None
-        hazardous, idle = self._sorted([*scripts, *orphans], asked)
+        hazardous, idle = list[Start](), list[Start]()
+        for start in (*scripts, *orphans):
+            wanted = self.reach.hazardous(start)
+            if wanted and asked is not None:
+                wanted = not asked.isdisjoint(self.reach.may_come_to(start)[1])
+            (hazardous if wanted else idle).append(start)
         reached = self.reach.paths(hazardous)
         self.done.deciding = deciding([module for module in self.modules if module.path in reached], self.heat)
         for start in hazardous:
@@ -116,21 +121,6 @@ class _Surveyor:
         for entry in list(self.done.entries):
             self._consult(entry, idle)
         return self.done
-
-    def _sorted(self, starts: list[Start], asked: Set[str] | None) -> tuple[list[Start], list[Start]]:
-        """Entries that may end in a hazard in the files asked for, and the others; both in order."""
-        wanted: dict[int, bool] = {}
-        by_module: dict[str, list[Start]] = {}
-        for start in starts:
-            by_module.setdefault(start[0].path, []).append(start)
-        for group in by_module.values():
-            able = self.reach.hazardous(group)
-            if asked is not None and any(able):
-                chosen = [start for start, is_able in zip(group, able) if is_able]
-                through = iter(self.reach.going_through(chosen, asked))
-                able = [is_able and next(through) for is_able in able]
-            wanted.update((id(start), is_able) for start, is_able in zip(group, able))
-        return [start for start in starts if wanted[id(start)]], [start for start in starts if not wanted[id(start)]]
 
     def _walk(self, module: ir.Module, function: ir.Function | None, cls: ClassRef | None) -> None:
         """Walk an entry, unless another one went through it."""

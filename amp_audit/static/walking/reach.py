@@ -9,7 +9,7 @@ the own code of the entry's module has left.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -132,13 +132,9 @@ class Reach:
             for function, owner in definitions(module.body):
                 self._homes[id(function)] = (module, ClassRef(module, owner) if owner is not None else None)
 
-    def hazardous(self, starts: Sequence[Start]) -> list[bool]:
-        """Of each of some entries, whether a walk of it may end in a hazard."""
-        return _tested(starts, lambda some: self._hazardous(self._met(some, until_hazardous=True).means))
-
-    def going_through(self, starts: Sequence[Start], paths: Set[str]) -> list[bool]:
-        """Of each of some entries, whether a walk of it may go through one of these files."""
-        return _tested(starts, lambda some: not paths.isdisjoint(self.paths(some)))
+    def hazardous(self, start: Start) -> bool:
+        """Whether a walk of an entry may end in a hazard."""
+        return self._hazardous(self._met([start], until_hazardous=True).means)
 
     def may_come_to(self, start: Start) -> tuple[Means, frozenset[str]]:
         """What a walk of an entry may come to, and the files it may go through."""
@@ -350,16 +346,6 @@ class Reach:
                 node.classes.append(binding)
         elif isinstance(binding, ValueRef):
             node.codes.append(self._code(binding.expr, _Code(binding.module, _deep(binding.expr))))
-
-
-def _tested(starts: Sequence[Start], test: Callable[[Sequence[Start]], bool]) -> list[bool]:
-    """The test of each entry. Several entries may come to all that each of them may, so where these together fail, each
-    of them does.
-    """
-    if not test(starts):
-        return [False] * len(starts)
-    half = len(starts) // 2
-    return [*_tested(starts[:half], test), *_tested(starts[half:], test)] if half else [True]
 
 
 def _chain(node: ir.Expr) -> Iterator[str]:
