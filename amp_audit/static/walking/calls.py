@@ -47,7 +47,8 @@ more; for further ones what it does is unknown."""
 
 
 class Caller(Evaluator):
-    """Follows calls. ``followed`` are the functions that were walked, by path and ordinal."""
+    """Follows calls. ``followed`` are the functions that were walked, by path and ordinal; ``limits`` says of those of
+    other files that the walk came to how many entries may walk through them."""
 
     def __init__(
         self, code: project.Project, watch: Watch[Place], heat: Heat, path: str, visits: Counter[tuple[str, int]]
@@ -56,6 +57,7 @@ class Caller(Evaluator):
         super().__init__(code, watch, heat)
         self.effects = Effects(self)
         self.followed: set[tuple[str, int]] = set()
+        self.limits: dict[tuple[str, int], int] = {}
         self._path = path
         self._visits = visits
 
@@ -171,7 +173,8 @@ class Caller(Evaluator):
         if key in self.followed or func.module.path == self._path:
             return True
         self._visits[key] += 1
-        return self._visits[key] <= max(MAX_VISITS, MAX_REPEATED // self.heat.size(func.function))
+        self.limits[key] = max(MAX_VISITS, MAX_REPEATED // self.heat.size(func.function))
+        return self._visits[key] <= self.limits[key]
 
     def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
         """Walk the body of a function with these arguments."""

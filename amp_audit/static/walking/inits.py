@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 
 from amp_audit.hazards import Happened, Hazard
 from amp_audit.static.walking.boundaries import Boundaries
-from amp_audit.static.walking.calls import MAX_VISITS
 from amp_audit.static.walking.walk import Walker
 from amp_audit.static.walking.world import Limits, Place, World
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """``visits``: how often the walk came to functions of other files, and whether it went through them."""
+    """``visits``: how often the walk came to functions of other files; ``limits``: how many may go through them."""
 
     worlds: list[World]
     fuel: int
     cut: int
     followed: frozenset[tuple[str, int]]
-    visits: dict[tuple[str, int], tuple[int, bool]]
+    visits: dict[tuple[str, int], int]
+    limits: dict[tuple[str, int], int]
     hazards: tuple[Hazard[Place], ...]
     happened: Happened
     boundaries: Boundaries
@@ -62,7 +62,7 @@ class Inits:
 
 def _as_then(kept: _Kept, visits: Counter[tuple[str, int]]) -> bool:
     """Whether the walk would again go through the same functions of other files."""
-    return all((visits[key] < MAX_VISITS) is went for key, (_, went) in kept.visits.items())
+    return all((visits[key] < limit) is (key in kept.followed) for key, limit in kept.limits.items())
 
 
 def _walked(
@@ -70,7 +70,6 @@ def _walked(
 ) -> _Kept:
     before, fuel, cut = visits.copy(), walker.fuel, limits.cut
     worlds = list(walk())
-    came = {key: (count - before[key], key in walker.followed) for key, count in visits.items() if count > before[key]}
     happened = Happened()
     happened.include(walker.happened)
     return _Kept(
@@ -78,7 +77,8 @@ def _walked(
         fuel - walker.fuel,
         limits.cut - cut,
         frozenset(walker.followed),
-        came,
+        {key: visits[key] - before[key] for key in walker.limits},
+        dict(walker.limits),
         tuple(walker.hazards),
         happened,
         walker.boundaries.copy(),
@@ -90,7 +90,8 @@ def _taken_up(kept: _Kept, walker: Walker, visits: Counter[tuple[str, int]], lim
     walker.fuel -= kept.fuel
     limits.cut += kept.cut
     walker.followed |= kept.followed
-    visits.update({key: count for key, (count, _) in kept.visits.items()})
+    visits.update(kept.visits)
+    walker.limits.update(kept.limits)
     walker.hazards += kept.hazards
     walker.happened.include(kept.happened)
     walker.boundaries = kept.boundaries.copy()
