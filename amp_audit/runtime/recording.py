@@ -226,6 +226,7 @@ def _with_lengths(original: Callable[..., Any]) -> Callable[..., Any]:
         ]
         return original(log_probs, targets, *lengths, *args, **given)
 
+    torch.jit._builtins._register_builtin(ctc_loss, "aten::ctc_loss")  # TorchScript knows operators by identity
     return ctc_loss
 
 

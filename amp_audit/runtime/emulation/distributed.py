@@ -6,13 +6,15 @@ import functools
 import importlib
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from amp_audit.runtime.emulation import target
+from amp_audit.runtime.emulation import placement, target
 from amp_audit.runtime.emulation.backend import run
+from amp_audit.runtime.emulation.bridge import aim, on_device
 
 _libraries: list[Any] = []
 
@@ -37,6 +39,9 @@ def install() -> None:
         original = getattr(c10d, name)
         _replace(original, _without_nccl(original, asked))
     _replace(c10d.is_nccl_available, lambda: True)
+    _replace(c10d._coalescing_manager, _one_by_one(c10d._coalescing_manager))
+    work: Any = torch._C._distributed_c10d.Work
+    work.get_future = _with_values(work.get_future)
     known = c10d.get_backend
 
     def get_backend(group: Any = None) -> Any:
@@ -53,10 +58,58 @@ def _replace(original: Callable[..., Any], function: Callable[..., Any]) -> None
             setattr(module, name, function)
 
 
+def _one_by_one(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Collectives that are to be one: gloo begins each when it is called, or joins those of a kind."""
+
+    @functools.wraps(original)
+    def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool = False) -> Any:
+        return original(group, None, async_ops)
+
+    return _coalescing_manager
+
+
+_crossed: OrderedDict[int, int] = OrderedDict()
+"""Where memory lies that a collective was given, and on which device; the last of them."""
+_MOST = 4096
+
+
+def _note(value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        if target.there(value):
+            _crossed[value.data_ptr()] = value.get_device()
+            if len(_crossed) > _MOST:
+                _crossed.popitem(last=False)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            _note(one)
+
+
+def _with_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Futures of collectives hold tensors of the device again, as communication hooks of DDP expect."""
+
+    def get_future(work: Any) -> Any:
+        return original(work).then(lambda future: _returned(future.value()))
+
+    return get_future
+
+
+def _returned(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        lent = value.is_cpu and value.data_ptr() in _crossed and not value.untyped_storage().resizable()
+        if not lent:
+            return value
+        aim.index = _crossed[value.data_ptr()]
+        if placement.SEVERAL:
+            torch.cuda.set_device(aim.index)  # for the callbacks, which run on a thread of the process group's
+        return on_device(value)
+    return type(value)(map(_returned, value)) if isinstance(value, (list, tuple)) else value
+
+
 def _collective(name: str) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        _note(args)
         return run(getattr(getattr(torch.ops.c10d, packet), overload or "default"), *args, **kwargs)
 
     return kernel

@@ -34,6 +34,8 @@ def explain(error: BaseException) -> str | None:
         return f"the program uses torch's {missing[1] or missing[2]}, which cannot be emulated"
     if isinstance(error, OSError) and any(word in text for word in _BUILDING):
         return f"the program compiles CUDA kernels of its own, which cannot be emulated ({text.partition(chr(10))[0]})"
+    if isinstance(error, FileNotFoundError) and "nvidia-smi" in text:
+        return "the program calls nvidia-smi, which comes with NVIDIA's driver and is not there"
     if text.startswith("Error building extension") and "nvcc" in text:
         return "the program compiles CUDA kernels of its own, which cannot be emulated"
     return None

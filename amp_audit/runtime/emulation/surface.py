@@ -71,7 +71,9 @@ def _pin() -> None:
     constructors()  # remembers torch's own functions
     for name in _FACTORIES:
         if hasattr(torch, name):
-            setattr(torch, name, _pinning(getattr(torch, name)))
+            made = _pinning(getattr(torch, name))
+            setattr(torch, name, made)
+            torch.jit._builtins._register_builtin(made, f"aten::{name}")  # TorchScript knows operators by identity
 
 
 _PINNED = "_amp_audit_pinned"

@@ -284,3 +284,31 @@ def test_a_ctc_loss_takes_lengths_that_lie_on_the_cpu(tmp_path: Path) -> None:
     plain, watched = plainly(["alone.py", "train.py"], tmp_path), audited(["train.py"], tmp_path, emulate="cuda")
     assert watched.code == plain.code == 0, watched.stderr.decode()[-2000:]
     assert watched.stdout == plain.stdout
+
+
+SCRIPT = """
+import torch
+from torch.nn import functional as F
+D = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Linear(4, 5).to(D)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(2, 4, device=D)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+@torch.jit.script
+def places(n: int, x: torch.Tensor):
+    return torch.arange(n, device=x.device) + torch.zeros(n, device=x.device) + torch.ones_like(x[:, 0, 0])
+@torch.jit.script
+def loss(scores: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor):
+    return F.ctc_loss(scores, targets, lengths, torch.ones_like(lengths))
+x = torch.zeros(3, 2, 4, device=D).log_softmax(-1)
+targets, lengths = torch.ones(2, 1, dtype=torch.long, device=D), torch.tensor([3, 2], device=D)
+print(places(3, x).tolist(), loss(x, targets, lengths).item())
+"""
+
+
+@pytest.mark.parametrize("device", ["cuda", None])
+def test_torchscript_compiles_what_uses_factories(device: str | None, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    plain, watched = plainly(["train.py"], tmp_path), audited(["train.py"], tmp_path, emulate=device)
+    assert watched.code == plain.code == 0, watched.stderr.decode()[-2000:]
+    assert watched.stdout == plain.stdout

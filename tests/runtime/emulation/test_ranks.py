@@ -205,3 +205,28 @@ def test_modules_sharded_in_place(tmp_path: Path) -> None:
     )
     for rank, lines in enumerate(told):
         assert lines == [sums_alone(), "{'torch.bfloat16 torch.bfloat16'}", f"cuda:{rank}"]
+
+
+def test_collectives_of_nccl_that_gloo_takes_otherwise(tmp_path: Path) -> None:
+    _, told = two_ranks(
+        """
+        from torch.distributed.distributed_c10d import _coalescing_manager
+        def own(): return torch.arange(4.0, device="cuda") + rank
+        x = own(); dist.all_reduce(x, op=dist.ReduceOp.AVG); tell(x.tolist())
+        x, y = own(), own()
+        with _coalescing_manager(device=x.device):
+            dist.all_reduce(x)
+            dist.all_reduce(y)
+        tell((x + y).tolist())
+        x = own()
+        done = dist.all_reduce(x, async_op=True).get_future().then(lambda future: future.value()[0] + own())
+        tell((done.wait() - own()).tolist())
+        assert done.wait().device == x.device
+        with torch.device("cuda"):
+            x = torch.zeros(4, 4).t() + rank
+        dist.all_reduce(x); tell(x.sum().item())
+        """,
+        tmp_path,
+    )
+    expected = ["[0.5, 1.5, 2.5, 3.5]", "[2.0, 6.0, 10.0, 14.0]", "[1.0, 3.0, 5.0, 7.0]", "16.0"]
+    assert told == [expected, expected]
