@@ -8,8 +8,8 @@ are not seen.
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,9 +44,11 @@ class Live:
         if memory is None:
             return
         for device, peak in memory.close().items():
-            for dtype, amount in (+peak).items():
-                values: dict[str, float | int | None] = {"bytes": amount, "together": peak.total()}
-                self._host.number(Number("live", subject=str(device), dtype=short(dtype), values=values))
+            together = sum(peak.values())
+            for dtype, amount in peak.items():
+                if amount:
+                    values: dict[str, float | int | None] = {"bytes": amount, "together": together}
+                    self._host.number(Number("live", subject=str(device), dtype=short(dtype), values=values))
 
     def made(self, out: Any) -> None:
         """An operator of the step has returned."""
@@ -76,37 +78,45 @@ class Live:
 
 
 class _Memory:
-    """What is there now, and what was there when it was most: bytes by device and dtype. Keeps nothing alive."""
+    """What is there now, and what was there when it was most. Keeps nothing alive."""
 
     def __init__(self) -> None:
-        self._peaks: dict[torch.device, Counter[torch.dtype]] = {}
-        self._now: dict[torch.device, Counter[torch.dtype]] = {}
-        self._totals: Counter[torch.device] = Counter()
-        self._most: Counter[torch.device] = Counter()
+        self._devices: dict[torch.device, _Device] = {}
         self._there: dict[int, weakref.ref[Any]] = {}
 
-    def close(self) -> dict[torch.device, Counter[torch.dtype]]:
-        """What was there when it was most; nothing is followed any more."""
+    def close(self) -> dict[torch.device, dict[torch.dtype, int]]:
+        """What was there when it was most, in bytes; nothing is followed any more."""
         self._there.clear()
-        return self._peaks
+        return {device: held.peak for device, held in self._devices.items()}
 
     def add(self, tensor: torch.Tensor) -> None:
         """A tensor is there. Its memory counts once, in the dtype that it was met in first."""
-        storage = tensor.untyped_storage()
+        storage, there = tensor.untyped_storage(), self._there
         key = storage._cdata
-        if key in self._there:
+        if key in there:
             return
-        device, dtype, amount = tensor.device, tensor.dtype, storage.nbytes()
+        dtype, amount = tensor.dtype, storage.nbytes()
+        held = self._devices.get(tensor.device)
+        if held is None:
+            held = self._devices[tensor.device] = _Device()
 
-        def gone(_: Any) -> None:
-            self._there.pop(key, None)
-            self._totals[device] -= amount
-            self._now[device][dtype] -= amount
+        def gone(_: Any, held: _Device = held) -> None:
+            there.pop(key, None)
+            held.total -= amount
+            held.now[dtype] -= amount
 
-        self._there[key] = weakref.ref(storage, gone)
-        now = self._now.setdefault(device, Counter())
-        now[dtype] += amount
-        self._totals[device] += amount
-        if self._totals[device] > self._most[device]:
-            self._most[device] = self._totals[device]
-            self._peaks[device] = now.copy()
+        there[key] = weakref.ref(storage, gone)
+        held.now[dtype] = held.now.get(dtype, 0) + amount
+        held.total += amount
+        if held.total > held.most:
+            held.most, held.peak = held.total, held.now.copy()
+
+
+@dataclass(slots=True)
+class _Device:
+    """Bytes on one device: ``now`` and at the ``peak``, by dtype and together."""
+
+    total: int = 0
+    most: int = 0
+    now: dict[torch.dtype, int] = field(default_factory=dict)
+    peak: dict[torch.dtype, int] = field(default_factory=dict)
