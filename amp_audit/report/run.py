@@ -256,7 +256,8 @@ def _recorded(run: Summary) -> str:
     if not run.recorded:
         return f"{plural(run.steps, 'step')} watched for events, none recorded op by op"
     if len(run.recorded) >= run.steps:
-        text = f"{plural(run.steps, 'step')}, every op of each recorded"
+        inside = any(what.startswith("operators inside compiled code") for what, _ in run.unobserved)
+        text = f"{plural(run.steps, 'step')}, {'all ops that were seen' if inside else 'every op of each'} recorded"
     else:
         text = f"{plural(run.steps, 'step')}; ops recorded on {len(run.recorded)} of them ({ranges(run.recorded)})"
     if not run.deep:

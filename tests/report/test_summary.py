@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_audit.report.summary import Saved, Times, Work, summarize
+from amp_audit.report.summary import Live, Saved, Times, Work, summarize
 from amp_audit.trace.schema import CastRow, End, Number
 
 from . import samples
@@ -139,3 +139,20 @@ def test_of_what_was_kept_for_backward_the_largest_step_is_told() -> None:
         140, 1, (("float16", 130), ("float32", 10)), (("fc1", 100), ("fc2", 30), ("", 10))
     )
     assert summarize([samples.trace()]).saved is None
+
+
+def test_of_live_tensors_the_moment_with_most_is_told_for_each_device() -> None:
+    def live(device: str, together: int, **dtypes: int) -> list[Number]:
+        return [
+            Number("live", subject=device, dtype=dtype, values={"bytes": amount, "together": together})
+            for dtype, amount in dtypes.items()
+        ]
+
+    one, other = samples.trace(), samples.trace()
+    one.steps[0].numbers += [*live("cpu", 70, float32=60, bfloat16=10), *live("cpu", 50, float32=20, bfloat16=30)]
+    one.steps[1].numbers += [*live("cpu", 65, float32=5, bfloat16=60), *live("cuda:0", 9, float16=9)]
+    other.steps[2].numbers += live("cuda:0", 12, float16=5, float32=7)
+    assert summarize([one, other]).live == (
+        Live("cpu", 70, 1, (("float32", 60), ("bfloat16", 10))),
+        Live("cuda:0", 12, 3, (("float32", 7), ("float16", 5))),
+    )

@@ -155,6 +155,16 @@ def test_a_clean_verdict_says_what_it_covers(monkeypatch: pytest.MonkeyPatch) ->
     assert last == f"No errors or warnings: 2 files read, 1 skipped, nothing run, {rules} rules."
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_of_compiled_code_not_every_op_is_said_to_be_recorded(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = {"operators inside compiled code (inductor)": 1} if compiled else {}
+    run = summarize([samples.trace(end=End("finished", 0, 3, unobserved=missing))])
+    text = " ".join(shown(samples.report(summary=run), monkeypatch).split())
+    assert ("all ops that were seen recorded" in text) is compiled
+    assert ("every op of each recorded" in text) is not compiled
+    assert ("not observed: operators inside compiled code (inductor) (1)" in text) is compiled
+
+
 def test_coverage_names_what_was_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = samples.trace(header=samples.header(rank=1, world_size=3), end=None)
     trace.steps[1].recorded = False
