@@ -83,8 +83,8 @@ def _elsewhere(value: Any) -> bool:
 
 
 def arithmetic(plan: backend.Plan, args: tuple[Any, ...], kwargs: dict[str, Any], dtypes: Iterable[torch.dtype]) -> Any:
-    """What ``backend.compute`` does, without computing what is large."""
-    if large(args, kwargs):
+    """What ``backend.compute`` does, without computing what is large; ranks send each other what they would send."""
+    if plan.op.namespace == "aten" and large(args, kwargs):
         out = _of_meta(plan, args, kwargs)
         if out is not _UNKNOWN:
             return out

@@ -77,3 +77,19 @@ def test_a_model_larger_than_the_machine(tmp_path: Path) -> None:
     layer = 2 * 2 * 1024 * 8192 * 4 * 8192  # tokens by inputs by outputs of the two projections
     assert work == 100 * layer + 2 * 2 * 1024 * 8192 * 512
     assert not [number for number in run.trace.steps[0].numbers if number.name in ("underflow", "lost_updates")]
+
+
+def test_ranks_take_a_step_without_computing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("""
+import os, torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("nccl", init_method=f"file://{os.getcwd()}/store", rank=0, world_size=1)
+model = nn.parallel.DistributedDataParallel(nn.Linear(512, 512).cuda(), device_ids=[0])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    model(torch.ones(2, 512, device="cuda")).sum().backward(); optimizer.step(); optimizer.zero_grad()
+""")
+    watched = audited(["train.py"], tmp_path, emulate="cuda", dry=True, steps=1)
+    assert watched.code == 0, watched.stderr.decode()[-2000:]
+    assert len(watched.trace.steps) == 1
+    assert "aten.mm" in {row.op for row in watched.trace.steps[0].ops}
