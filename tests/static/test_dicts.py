@@ -64,3 +64,29 @@ def test_a_field_that_nobody_sets_has_its_default(
 ) -> None:
     source = _FIELDS.format(decorator=decorator, default=default, after=after)
     assert bool(lines(tmp_path, "AMP104", source)) is found
+
+
+_NESTED = (
+    "import torch, attrs\nfrom dataclasses import dataclass, field\n@dataclass\nclass C:\n    on: int = 1\n"
+    "{decorator}\nclass D:\n    c: C = {default}\nd = D({given})\nc = d.c\n"
+    "with torch.autocast('cuda', enabled=c.on):\n    pass\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("decorator", "default", "given", "found"),
+    [
+        ("@dataclass", "field(default_factory=C)", "", True),
+        ("@dataclass", "field(default_factory=lambda: C())", "", True),
+        ("@attrs.define", "attrs.field(factory=C)", "", True),
+        ("@dataclass", "field(default_factory=lambda: C(on=True))", "", False),
+        ("@dataclass", "field(default_factory=make)", "", False),
+        ("@dataclass", "field(default_factory=C)", "c=C(on=True)", False),
+        ("@dataclass", "field(default_factory=C)", "**given", False),
+    ],
+)
+def test_a_field_holds_what_its_factory_makes(
+    decorator: str, default: str, given: str, found: bool, tmp_path: Path
+) -> None:
+    source = _NESTED.format(decorator=decorator, default=default, given=given)
+    assert bool(lines(tmp_path, "AMP104", source)) is found

@@ -1,4 +1,4 @@
-"""Dataclasses: what their fields hold where nobody says otherwise."""
+"""Dataclasses and their like: what their fields hold where nobody says otherwise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import last_word, parts, statements
 
-_DECORATORS = frozenset({"dataclasses.dataclass", "pydantic.dataclasses.dataclass"})
+_DECORATORS = frozenset(
+    {
+        "dataclasses.dataclass",
+        "pydantic.dataclasses.dataclass",
+        *(f"attrs.{name}" for name in ("define", "frozen", "mutable")),
+        *(f"attr.{name}" for name in ("define", "frozen", "mutable", "dataclass", "s")),
+    }
+)
+_BASES = ("pydantic.BaseModel", "typing.NamedTuple")
+_FIELDS = frozenset({"field", "Field", "ib", "attrib"})
 
 
 class Fields:
@@ -24,7 +33,8 @@ class Fields:
         if ref.key not in self._defaults:
             found: dict[str, tuple[ClassRef, ir.Expr]] = {}
             for owner in reversed(self.project.mro(ref)) if self._is_dataclass(ref) else ():
-                found.update((name, (owner, value)) for name, value in _stated(owner.cls))
+                stated = ((name, self._told(owner, value)) for name, value in _stated(owner.cls))
+                found.update((name, (owner, value)) for name, value in stated if value is not None)
             self._defaults[ref.key] = {name: one for name, one in found.items() if self._stays(name)}
         return self._defaults[ref.key]
 
@@ -37,9 +47,23 @@ class Fields:
         given = {arg.keyword for arg in call.args}
         return {name: one for name, one in self.defaults(ref).items() if name not in given}
 
+    def _told(self, owner: ClassRef, value: ir.Expr) -> ir.Expr | None:
+        """What a field holds at first; of ``field(...)`` what it names as default, or what its factory makes, where
+        that is an instance of a class of the project: collections are made to be filled.
+        """
+        if not isinstance(value, ir.Call) or last_word(value.func) not in _FIELDS:
+            return value
+        given = {arg.keyword: arg.value for arg in value.args}
+        factory = given.get("default_factory", given.get("factory"))
+        made = given.get("default") if factory is None else _made_by(factory)
+        if factory is None or not isinstance(made, ir.Call):
+            return made
+        return made if isinstance(self.project.resolve(owner.module, made.func), ClassRef) else None
+
     def _is_dataclass(self, ref: ClassRef) -> bool:
         plain = (node.func if isinstance(node, ir.Call) else node for node in ref.cls.decorators)
-        return any(self.project.qualified(ref.module, node) in _DECORATORS for node in plain)
+        decorated = any(self.project.qualified(ref.module, node) in _DECORATORS for node in plain)
+        return decorated or any(self.project.is_subclass(ref, base) for base in _BASES)
 
     def _stays(self, name: str) -> bool:
         if self._written is None:
@@ -48,16 +72,19 @@ class Fields:
 
 
 def _stated(cls: ir.Class) -> Iterator[tuple[str, ir.Expr]]:
-    """The defaults in a class's own body; of ``field(...)`` what it names as ``default``."""
+    """The fields in a class's own body and what they are set to."""
     for node in cls.body:
-        if not isinstance(node, ir.Assign):
-            continue
-        value: ir.Expr | None = node.value
-        if isinstance(value, ir.Call) and last_word(value.func) == "field":
-            value = next((arg.value for arg in value.args if arg.keyword == "default"), None)
-        for target in node.targets:
-            if isinstance(target, ir.Name) and value is not None:
-                yield target.id, value
+        if isinstance(node, ir.Assign):
+            yield from ((target.id, node.value) for target in node.targets if isinstance(target, ir.Name))
+
+
+def _made_by(factory: ir.Expr) -> ir.Expr | None:
+    """What a call of a factory gives: an instance of a class, or what a lambda returns."""
+    if not isinstance(factory, ir.Lambda):
+        return ir.Call(factory.at, factory, ())
+    body = factory.function.body
+    value = body[0].value if len(body) == 1 and isinstance(body[0], ir.Return) else None
+    return value if isinstance(value, (ir.Call, ir.Const)) else None
 
 
 def _written(project: Project) -> Iterator[str]:

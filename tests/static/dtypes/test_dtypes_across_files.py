@@ -127,3 +127,33 @@ def test_a_model_with_a_region_of_its_own_is_outside_where_it_is_called_outside(
                 return self.head(x)
         """,
     )
+
+
+def test_a_guard_that_a_nested_config_holds() -> None:
+    config = """
+        from dataclasses import dataclass, field
+
+        @dataclass
+        class Loss:
+            eps: float = {eps}
+
+        @dataclass
+        class Config:
+            loss: Loss = field(default_factory=Loss)
+    """
+    model = """
+        from torch import nn
+        from config import Config
+
+        class Net(nn.Module):
+            def __init__(self, cfg=Config()):
+                super().__init__()
+                self.fc = nn.Linear(8, 8)
+                self.cfg = cfg.loss
+
+            def forward(self, x, mask):
+                h = self.fc(x)
+                return h / (h.abs().amax() + self.cfg.eps){comment}
+    """
+    check(train=TRAIN, config=config.format(eps="1e-8"), model=model.format(comment="  # AMP503"))
+    check(train=TRAIN, config=config.format(eps="1e-5"), model=model.format(comment=""))
