@@ -136,6 +136,35 @@ def test_a_helper_runs_a_model_outside_of_the_region(before: str, inside: str, f
     assert ids(program(PREDICT, before=before, inside=inside)) == found
 
 
+COMPARE = """
+def compare(out, x):
+    with torch.autocast("cuda", dtype=torch.float16):
+        return ce(out, x)
+
+def build(x):
+    with torch.autocast("cuda", dtype=torch.float16):
+        return ce(net(x), x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "before", "loss", "found"),
+    [
+        ("nn.CrossEntropyLoss()", "out = net(x)", "compare(out, x)", {"AMP316"}),
+        ("nn.MSELoss(reduction='none').cuda()", "out = net(x)", "compare(out, x).mean()", {"AMP316"}),
+        ("nn.CrossEntropyLoss()", "pass", "build(x)", set()),
+        ("lpips.LPIPS()", "out = net(x)", "compare(out, x)", set()),  # a model of its own
+        ("nn.Linear(3, 1)", "out = net(x)", "compare(out, x).mean()", set()),
+    ],
+)
+def test_a_loss_of_torch_is_no_forward_whatever_it_is_called(
+    made: str, before: str, loss: str, found: set[str]
+) -> None:
+    source = program(f"import lpips\nce = {made}\n{COMPARE}", before=before, inside="pass")
+    source = source.replace("gs.scale(loss)", f"gs.scale({loss})")
+    assert ids(source) == found
+
+
 @pytest.mark.parametrize(
     ("between", "found"),
     [

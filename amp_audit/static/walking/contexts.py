@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     pass
 
 NO_GRAD_NAMES = frozenset({"torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad"})
-_LOSS = re.compile(r"loss|criterion", re.IGNORECASE)
+_LOSS = re.compile(r"loss|criterion|(^|_)crit(_|$)", re.IGNORECASE)
+_LOSS_OF_TORCH = re.compile(r"^torch\.nn\.\w*Loss\(")
 _MAKER = re.compile(
     r"^(create|build|make|get|init|define|load|new)_?\w*(model|net|network|encoder|decoder|generator|discriminator)s?$",
     re.IGNORECASE,
@@ -202,13 +203,17 @@ class Contexts(Ducks):
         return frozenset({"inside" if live_region(world.state) else "off"})
 
     def _ran_unseen(self, callee: Value, given: list[Value], world: World) -> frozenset[str]:
-        """Code that is not followed may run a model where it is called, unless it is called a loss and given none."""
+        """Code that is not followed may run a model where it is called, unless it is, or is called, a loss and given
+        none.
+        """
         if isinstance(callee, (External, Tensor, Instance)) or not world.state.regions:
             return frozenset()
         if any(
             isinstance(item, Instance) or (isinstance(item, Symbol) and self.is_model(item, world)) for item in given
         ):
             return frozenset({"unknown"})
+        if _LOSS_OF_TORCH.search(key_of(callee)):
+            return frozenset()
         name = callee.text if isinstance(callee, Symbol) else key_of(callee)
         return frozenset() if _LOSS.search(name.rpartition(".")[2]) else frozenset({"unknown"})
 
