@@ -172,7 +172,7 @@ def observe(traces: Sequence[Trace]) -> Run | None:
     reached.update(line for event in events for line in _lines_at(event.place))
     entered = [event for event in events if event.kind == "region_enter" and event.enabled]
     return Run(
-        steps=max(trace.steps[-1].step for trace in trained),
+        steps=max(trace.finished for trace in trained),
         lines=frozenset(reached),
         ops=dict(ops),
         watched=all(trace.header.flags.get("watch") for trace in trained),
@@ -202,11 +202,13 @@ def _lines_of(place: Location) -> list[Line]:
 def _judged(read: Finding, run: Run, book: Rulebook) -> Finding:
     """The verdict on what was read and not seen in the run."""
     ran = run.ran(read.location) if read.location is not None else None
-    steps = f"the {run.steps:,} steps" if run.steps != 1 else "the one step"
+    seen = "this run"
+    if run.steps:
+        seen = f"the {run.steps:,} steps of this run" if run.steps != 1 else "the one step of this run"
     if read.location is None or ran is None:
         return read
     if not ran:
-        note = f"line {read.location.line} never ran in {steps} of this run"
+        note = f"line {read.location.line} never ran in {seen}"
         return replace(read, verdict=Verdict.NOT_REACHED, note=note)
     rule = book[read.rule]
     lacking = _lacking(rule, read.location, run)
@@ -214,7 +216,7 @@ def _judged(read: Finding, run: Run, book: Rulebook) -> Finding:
         return replace(read, verdict=Verdict.NOT_EXERCISED, note=f"the line ran, but {lacking}")
     if not rule.refutable or not (rule.runtime or (rule.confirmed_by and _exercised(rule, read.location, run))):
         return read
-    note = f"the line ran in {steps} of this run with all that the hazard needs, and it did not happen"
+    note = f"the line ran in {seen} with all that the hazard needs, and it did not happen"
     return replace(read, verdict=Verdict.NOT_REPRODUCED, severity=read.severity.lowered, note=note)
 
 

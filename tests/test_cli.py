@@ -437,6 +437,28 @@ def test_forked_workers_do_no_harm(tmp_path: Path) -> None:
     assert data["trace"]["ranks"] == [0]
 
 
+def test_a_forked_child_that_leaves_at_once_is_not_the_program(tmp_path: Path) -> None:
+    child = "import os\nif os.fork() == 0:\n    train(1)\n    os._exit(7)\nos.wait()\ntrain(1)"
+    text = f"""
+import torch
+net = torch.nn.Linear(8, 2)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def train(steps):
+    for _ in range(steps):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(torch.randn(4, 8)).float().square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+train(3)
+{child}
+"""
+    result, data = audited(tmp_path, text)
+    assert result.returncode == 0 and data["trace"]["steps"] == 4
+    (tmp_path / "train.py").write_text(text)
+    assert "ran to its end, 4 steps" in amp_audit(tmp_path, "train.py").stdout
+
+
 def test_a_program_that_prints_to_a_closed_pipe_is_still_reported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program(bad=True, each="print('x' * 100000, flush=True)"))
     command = f"{sys.executable} -m amp_audit --format json -o r.json train.py | head -c 10"

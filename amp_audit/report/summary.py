@@ -7,7 +7,7 @@ torch nor libcst.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_audit import policy
@@ -217,7 +217,7 @@ def summarize(traces: Sequence[Trace]) -> Summary:
     """One summary of the traces of one run. Raises ValueError without a trace."""
     if not traces:
         raise ValueError("no trace to summarize")
-    trained = [trace for trace in traces if _steps(trace)] or list(traces)
+    trained = [trace for trace in traces if trace.finished] or list(traces)
     first = min(trained, key=lambda trace: trace.header.rank)
     ranks = tuple(sorted({trace.header.rank for trace in trained}))
     world = max(trace.header.world_size for trace in traces)
@@ -226,9 +226,9 @@ def summarize(traces: Sequence[Trace]) -> Summary:
     return Summary(
         header=first.header,
         reason=_reason(traces),
-        steps=max((_steps(trace) for trace in trained), default=0),
-        recorded=tuple(sorted({step.step for trace in trained for step in trace.steps if step.recorded})),
-        deep=tuple(sorted({step.step for trace in trained for step in trace.steps if step.deep})),
+        steps=max((trace.finished for trace in trained), default=0),
+        recorded=_steps(trained, lambda step: step.recorded),
+        deep=_steps(trained, lambda step: step.deep),
         ranks=ranks,
         missing_ranks=tuple(rank for rank in range(world) if rank not in ranks),
         silent_processes=len(traces) - len(trained),
@@ -250,16 +250,19 @@ def summarize(traces: Sequence[Trace]) -> Summary:
     )
 
 
-def _steps(trace: Trace) -> int:
-    """Finished steps. Only a process that could still tell knows whether its last record is one."""
-    return trace.end.steps if trace.end is not None else (trace.steps[-1].step if trace.steps else 0)
+def _steps(traces: Iterable[Trace], watched: Callable[[StepRecord], bool]) -> tuple[int, ...]:
+    """Finished steps that were watched in some way; the one in flight at the end is none of them."""
+    return tuple(sorted({step.step for trace in traces for step in trace.steps if watched(step) and not step.open}))
 
 
 _REASONS = ("killed", "failed", "interrupted", "stopped", "finished")
 
 
-def _reason(traces: Iterable[Trace]) -> str:
-    found = {trace.end.reason if trace.end else "killed" for trace in traces}
+def _reason(traces: Sequence[Trace]) -> str:
+    """The worst end of a process. A child forked by one that trained is not the run, and may leave by ``os._exit``."""
+    own = [trace for trace in traces if not trace.header.forked]
+    counted = own if any(trace.finished for trace in own) else traces
+    found = {trace.end.reason if trace.end else "killed" for trace in counted}
     return next((reason for reason in _REASONS if reason in found), "finished")
 
 

@@ -45,7 +45,9 @@ class Clock:
     """Counts steps from the calls of optimizers.
 
     A step ends when an optimizer that already stepped in it steps (or skips) again: one optimizer makes a step a call,
-    a generator and a discriminator together make one. ``steps`` is how many are wanted, None for all.
+    a generator and a discriminator together make one. It also ends when a step that was complete is followed by a
+    backward pass for an optimizer that never stepped before: the next fold's, the next stage's. ``steps`` is how many
+    are wanted, None for all.
 
     Deep by default are the second recorded step (the first one also sets up what the later ones reuse) and every
     tenth, and the one after an anomaly; the first when only one step is wanted.
@@ -57,6 +59,8 @@ class Clock:
     step: int = 0
     built: int = 0
     _stepped: set[int] = field(default_factory=set)
+    _known: set[int] = field(default_factory=set)
+    _over: bool = False  # an iteration began after the step was complete
     _round: set[int] = field(default_factory=set)
     _chosen: int = 0
     _odd: int = -1  # the step of the latest anomaly
@@ -64,20 +68,36 @@ class Clock:
     _count: int = 0
 
     def optimizer_built(self) -> None:
-        """An optimizer exists: until a first step is over, only this tells whose calls it will take."""
-        self.built += 1
+        """An optimizer exists: until a first step is over, only this tells whose calls it will take.
+
+        One that is built after the first call takes its turn later.
+        """
+        self.built += self.step == 0
+
+    def iteration_begins(self) -> None:
+        """What follows an optimizer's call begins: a forward or a backward pass."""
+        self._over = self.step > 0 and self.complete()
+
+    def upcoming(self) -> int:
+        """The number of the step that a pass which begins now would belong to."""
+        return self.step + 1 if self.step == 0 or self.complete() else self.step
 
     def repeats(self, optimizer: int) -> bool:
         """Whether a call of ``optimizer`` would belong to the next step."""
-        return self.step == 0 or optimizer in self._stepped
+        return self.step == 0 or optimizer in self._stepped or self._follows(optimizer)
+
+    def _follows(self, optimizer: int) -> bool:
+        return self._over and optimizer not in self._known
 
     def optimizer_stepped(self, optimizer: int) -> int:
         """An optimizer stepped or skipped; the number of the step that this call belongs to."""
         if self.repeats(optimizer):
-            self._round = self._stepped
+            self._round = {optimizer} if self._follows(optimizer) else self._stepped
             self._stepped = set()
             self.step += 1
+        self._over = False
         self._stepped.add(optimizer)
+        self._known.add(optimizer)
         return self.step
 
     def complete(self) -> bool:
@@ -99,7 +119,7 @@ class Clock:
 
     def begin(self) -> Plan:
         """What to do with the part of a step that begins now."""
-        number = self.step + 1 if self.step == 0 or self.complete() else self.step
+        number = self.upcoming()
         if self.steps is not None and number > self.steps:
             return Plan(recorded=False)
         if not self._wanted(number):

@@ -124,7 +124,7 @@ class Running:
                 if not line.endswith(b"\n"):
                     break
                 done += len(line)
-                if line.startswith(_STEP):
+                if line.startswith(_STEP) and _OPEN not in line[:_HEAD]:
                     digits = line[len(_STEP) :].partition(b",")[0].rstrip(b"}\n")
                     step = int(digits) if digits.isdigit() else step
         self._read[file] = (done, step)
@@ -139,6 +139,9 @@ class Running:
 
 
 _STEP = b'{"type":"step","step":'
+_OPEN = b'"open":true'
+_HEAD = 80
+"""The first fields of a step that is in flight end before this byte."""
 _END_STOPPED = b'{"type":"end","reason":"stopped"'
 
 

@@ -46,6 +46,12 @@ from amp_audit.trace.writer import Writer
 _STARTS = frozenset({Kind.FORWARD.value, Kind.REGION_ENTER.value, Kind.SCALE.value, Kind.BACKWARD.value})
 """Events that begin an iteration, when an optimizer stepped before."""
 
+_TRAINS = frozenset(
+    kind.value
+    for kind in (Kind.SCALE, Kind.BACKWARD, Kind.AUTOGRAD_GRAD, Kind.UNSCALE, Kind.CLIP, Kind.GRAD_WRITE, Kind.STEP)
+)
+"""Events that tell a step in flight from an evaluation that follows the latest one."""
+
 _REGIONS = frozenset({Kind.REGION_ENTER.value, Kind.REGION_EXIT.value})
 
 _MANY_EVENTS = 2000
@@ -72,6 +78,7 @@ class Session:
         self._hooks = Hooks()
         self._over = False
         self._said: set[str] = set()
+        self._is_fork = False
         self._fresh()
 
     def _fresh(self) -> None:
@@ -182,6 +189,7 @@ class Session:
             self.places.modules.outermost = None
             if not self._over:
                 self.config = replace(self.config, main=False)
+                self._is_fork = True
                 self.writer.close()
                 self._fresh()
                 self._add_parts()
@@ -236,7 +244,7 @@ class Session:
         if self._over:
             return
         self._thread = threading.get_ident()
-        if self._pending is not None and self.clock.repeats(id(optimizer)):
+        if self._pending is not None and self.clock.repeats(self.signals.number(optimizer)):
             self._iteration_begins()
 
     def optimizer_stepped(self, optimizer: Any, *, skipped: bool) -> None:
@@ -244,7 +252,7 @@ class Session:
         if self._over:
             return
         self._thread = threading.get_ident()
-        self._pending = self.clock.optimizer_stepped(id(optimizer))
+        self._pending = self.clock.optimizer_stepped(self.signals.number(optimizer))
         if self.clock.complete():
             with self._guard("writing"):
                 self._write_down()
@@ -259,6 +267,7 @@ class Session:
         if self._busy or self._over or threading.get_ident() != self._thread:
             return
         if self._pending is not None:
+            self.clock.iteration_begins()
             with self._guard("writing"):
                 self._finish_part()
                 self._begin_part()
@@ -282,13 +291,19 @@ class Session:
 
     def _write_part(self, stepped: bool) -> None:
         record, self.record = self.record, StepRecord(0, recorded=False)
-        record.step = self._pending or max(1, self.clock.step)
+        record.step, record.open = self._pending or self._in_flight(record), self._pending is None
         self._busy = True
         try:
             with unseen():
                 self._measure(record, stepped)
         finally:
             self._busy = False
+
+    def _in_flight(self, record: StepRecord) -> int:
+        """The step that a part belongs to in which no optimizer stepped: the next one, if it was to lead to one."""
+        trains = any(event.kind in _TRAINS for event in record.events)
+        trains |= any(number.name == "raised" and number.op is None for number in record.numbers)
+        return self.clock.upcoming() if trains else max(1, self.clock.step)
 
     def _measure(self, record: StepRecord, stepped: bool) -> None:
         late, self.record = self.record, record  # numbers and notes of the parts belong to the step that ended
@@ -400,6 +415,7 @@ class Session:
             },
             emulated=self.config.emulate,
             dry=self.config.dry,
+            forked=self._is_fork,
         )
 
     def _world(self) -> int:

@@ -106,6 +106,10 @@ class Signals:
         """All optimizers that are alive."""
         return self._teller.owners.optimizers()
 
+    def number(self, optimizer: Any) -> int:
+        """The number of an optimizer that was taken note of; no other one ever has it, unlike its address."""
+        return self._teller.owners.id(optimizer)[0]
+
     def name(self, parameter: torch.Tensor) -> str:
         """What a person would call a parameter."""
         return self._teller.owners.name(parameter, self._teller.host.places.modules)

@@ -93,6 +93,7 @@ def _join(whole: StepRecord, part: StepRecord) -> None:
     """Add a later part of a step (a second optimizer, what followed the last step) to the first."""
     whole.recorded |= part.recorded
     whole.deep |= part.deep
+    whole.open &= part.open
     if part.seconds is not None:
         whole.seconds = (whole.seconds or 0.0) + part.seconds
     for name in ("ops", "casts", "events", "numbers", "notes"):

@@ -171,6 +171,7 @@ class Number:
 class Header:
     """``policy``: the device whose autocast lists were in force: cpu, cuda, ... ``emulated``: what was emulated on the
     CPU, as it was asked for ("cuda:sm80"); None for a run on the real device. ``dry``: nothing large was computed.
+    ``forked``: the process was forked by one that was recorded already.
     """
 
     schema: int
@@ -189,19 +190,22 @@ class Header:
     flags: Mapping[str, Any] = field(default_factory=dict)
     emulated: str | None = None
     dry: bool = False
+    forked: bool = False
 
 
 @dataclass(slots=True)
 class StepRecord:
     """One step. ``recorded``: whether op records were taken; events are there on every step.
 
-    ``lines``: by path, lines of watched code that were reached for the first time. ``seconds``: wall time of the step.
+    ``open``: no optimizer stepped in it: a step in flight when the program ended. ``lines``: by path, lines of watched
+    code that were reached for the first time. ``seconds``: wall time of the step.
     A step may be written in several parts (two optimizers; what follows the last step): the reader joins them.
     """
 
     step: int
     recorded: bool
     deep: bool = False
+    open: bool = False
     seconds: float | None = None
     ops: list[OpRow] = field(default_factory=list)
     casts: list[CastRow] = field(default_factory=list)
@@ -242,6 +246,13 @@ class Trace:
     steps: list[StepRecord]
     end: End | None = None
     torn: bool = False
+
+    @property
+    def finished(self) -> int:
+        """Steps in which an optimizer stepped or skipped."""
+        if self.end is not None:
+            return self.end.steps
+        return max((record.step for record in self.steps if not record.open), default=0)
 
     @property
     def lines(self) -> dict[str, set[int]]:

@@ -83,6 +83,24 @@ def test_processes_that_never_trained_do_not_hide_the_one_that_did() -> None:
     assert (summary.steps, summary.silent_processes) == (3, 1)
 
 
+def test_a_forked_child_does_not_say_how_the_run_ended() -> None:
+    child = replace(samples.trace(end=None), header=samples.header(forked=True))
+    ended = replace(samples.trace(), end=End("finished", None, 3))
+    assert summarize([ended, child]).reason == summarize([child, ended]).reason == "finished"
+    assert summarize([ended, replace(child, header=samples.header())]).reason == "killed"
+    parent = replace(ended, steps=[], end=End("finished", None, 0))
+    assert summarize([parent, child]).reason == "killed"  # it is the child that trained
+
+
+def test_a_step_in_flight_is_none_of_the_steps() -> None:
+    whole = samples.trace()
+    flight = replace(samples.step(4, 32768.0, 32768.0), open=True, deep=True)
+    failed = replace(whole, steps=[*whole.steps, flight], end=End("failed", 1, 3))
+    for one in (failed, replace(failed, end=None)):
+        summary = summarize([one])
+        assert (summary.steps, summary.recorded, summary.deep) == (3, (1, 2, 3), (1,))
+
+
 def test_a_trace_without_end_was_killed() -> None:
     summary = summarize([samples.trace(end=None)])
     assert (summary.reason, summary.steps) == ("killed", 3)

@@ -22,6 +22,38 @@ def test_two_optimizers_make_one_step_until_one_repeats() -> None:
     assert run(Clock(), "dddgdddg") == [1, 2, 3, 3, 4, 5, 6, 6]
 
 
+def iterations(clock: Clock, calls: str) -> list[int]:
+    """Let optimizers step; a capital letter is built there, a blank begins an iteration. The step of each call."""
+    found = []
+    for letter in calls:
+        if letter == " ":
+            clock.iteration_begins()
+        elif letter.isupper():
+            clock.optimizer_built()
+        else:
+            found.append(clock.optimizer_stepped(ord(letter)))
+    return found
+
+
+def test_optimizers_one_after_another_make_a_step_each() -> None:
+    assert iterations(Clock(), "A a a a B b b b C c c c") == [1, 2, 3, 4, 5, 6, 7, 8, 9]  # folds
+    assert iterations(Clock(), "ABC a a a b b b c c c") == [1, 2, 3, 4, 5, 6, 7, 8, 9]  # built beforehand
+    assert iterations(Clock(), "A a B b C c") == [1, 2, 3]  # one step a fold
+    assert iterations(Clock(2), "A a B b") == [1, 2]
+
+
+def test_optimizers_that_take_turns_share_a_step_whether_or_not_each_has_a_backward_of_its_own() -> None:
+    assert iterations(Clock(), "DG d g d g d g") == [1, 1, 2, 2, 3, 3]
+    assert iterations(Clock(), "DG dg dg dg") == [1, 1, 2, 2, 3, 3]
+    assert iterations(Clock(), "AB a a ab ab") == [1, 2, 3, 3, 4, 4]  # the second one joins later, without a backward
+
+
+def test_a_fold_is_enough_as_soon_as_it_has_the_steps() -> None:
+    clock = Clock(4)
+    assert iterations(clock, "A a a a B b") == [1, 2, 3, 4]
+    assert clock.enough()
+
+
 @pytest.mark.parametrize(
     ("calls", "built", "complete"),
     [

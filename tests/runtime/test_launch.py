@@ -118,6 +118,22 @@ def test_however_it_ends_the_outcome_is_its_own(name: str, tmp_path: Path) -> No
         assert run.stderr.count(b"  File") == 1
 
 
+@pytest.mark.parametrize(
+    ("after", "number"),
+    [
+        ("(model(torch.ones(3, 4)).sum()).backward(); raise KeyError('mine')", 3),
+        ("model(torch.ones(3, 4)); raise KeyError('mine')", 3),
+        ("model(torch.ones(3, 4)).sum().backward()", 3),
+        ("model(torch.ones(3, 4))", 2),  # an evaluation after the last step
+    ],
+)
+def test_what_follows_the_last_step_is_of_the_step_in_flight(after: str, number: int, tmp_path: Path) -> None:
+    run = audited(program(tmp_path, f"train(2)\n{after}"), tmp_path)
+    assert steps(run) == [1, 2, 3][:number] and run.trace.steps[-1].open == (number == 3)
+    assert run.trace.end is not None and run.trace.end.steps == run.trace.finished == 2
+    assert launch.Running(subprocess.Popen(["true"]), run.folder or tmp_path).steps() == 2
+
+
 def test_ctrl_c_at_the_terminal_reaches_the_program_once(tmp_path: Path) -> None:
     command = program(
         tmp_path,
