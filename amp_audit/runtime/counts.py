@@ -15,7 +15,7 @@ from functools import cache
 import torch
 
 from amp_audit.runtime.dtypes import flush_threshold
-from amp_audit.runtime.queue import at_once
+from amp_audit.runtime.queue import at_once, widest
 
 _INTEGERS = {2: (torch.int16, 2**15 - 1), 4: (torch.int32, 2**31 - 1), 8: (torch.int64, 2**63 - 1)}
 _LETTERS = {torch.float16: "e", torch.float32: "f", torch.float64: "d"}  # of ``struct``
@@ -130,9 +130,9 @@ def rounding(reference: torch.Tensor, out: torch.Tensor) -> Counts:
         sums = [at_once(torch.dot(item, item)) for item in (errors, values)]
         if math.isfinite(sums[0]):
             return [*sums, values.numel()]
-    errors = result.double() - values
+    errors = widest(result) - values
     counted = (values.abs() >= tiny) & (errors.abs() < math.inf)
-    kept = torch.where(counted, torch.stack([errors, values.double()]), 0.0)
+    kept = torch.where(counted, torch.stack([errors, widest(values)]), 0.0)
     return _read(torch.cat([kept.square().sum(1), counted.sum(0, keepdim=True)]))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from amp_audit.runtime.parts import Host, Scene
-from amp_audit.runtime.queue import Queue, finite
+from amp_audit.runtime.queue import Queue, finite, widest
 from amp_audit.trace.schema import Number
 
 
@@ -57,7 +57,7 @@ class Health:
         for grads in by_device.values():
             norms = torch._foreach_norm(grads, 2, dtype=torch.float32)  # type: ignore[no-untyped-call,unused-ignore]
             done = functools.partial(_total, squares, len(by_device), scale, values)
-            self._queue.add(torch.stack(norms).double().square().sum(), done)
+            self._queue.add(widest(torch.stack(norms)).square().sum(), done)
         self._host.number(Number("grad_norm", subject=type(optimizer).__name__, values=values))
 
     def before_step(self, optimizer: Any, *, closure: bool) -> None:

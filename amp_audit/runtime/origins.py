@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 
 from amp_audit.runtime.memory import Memory
-from amp_audit.runtime.queue import at_once
+from amp_audit.runtime.queue import at_once, widest
 
 _NEAR = 2.0**8
 _MOST = 32
@@ -149,7 +149,7 @@ class Origins:
 
 
 def measured(tensor: torch.Tensor) -> torch.Tensor | list[float]:
-    """The largest magnitude (NaN where there is one), the infs and the NaNs of a tensor with elements, as float64.
+    """The largest magnitude (NaN where there is one), the infs and the NaNs of a tensor with elements (``widest``).
 
     On a device they stay there, as one tensor. On the CPU, where nothing is waited for, one pass tells of most tensors
     that there is nothing to count.
@@ -159,8 +159,8 @@ def measured(tensor: torch.Tensor) -> torch.Tensor | list[float]:
         value = max(-at_once(low), at_once(high))
         if math.isfinite(value):
             return [value, 0.0, 0.0]
-    largest = torch.maximum(low.neg(), high).double()
-    return torch.stack([largest, *(torch.count_nonzero(bad).double() for bad in (tensor.isinf(), tensor.isnan()))])
+    largest = widest(torch.maximum(low.neg(), high))
+    return torch.stack([largest, *(widest(torch.count_nonzero(bad)) for bad in (tensor.isinf(), tensor.isnan()))])
 
 
 _MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # float8 has no comparisons

@@ -25,6 +25,11 @@ def at_once(value: torch.Tensor) -> Any:
     return value.tolist()
 
 
+def widest(value: torch.Tensor) -> torch.Tensor:
+    """The value as float64; as float32 on MPS, which has no float64."""
+    return value.float() if value.device.type == "mps" else value.double()
+
+
 def quiet_clone(value: torch.Tensor) -> torch.Tensor | None:
     """A copy made without any mode or autograd seeing it.
 
@@ -59,7 +64,7 @@ class Queue:
                 else:
                     by_device.setdefault(value.device, []).append(index)
             for indices in by_device.values():
-                stacked = torch.stack([waiting[index][0].detach().reshape(()).double() for index in indices])
+                stacked = torch.stack([widest(waiting[index][0].detach().reshape(())) for index in indices])
                 values.update(zip(indices, stacked.tolist(), strict=True))
         for index, (_, then) in enumerate(waiting):
             then(values[index])
