@@ -80,11 +80,9 @@ class Exponents(Generic[K]):
     def add(self, key: K, values: torch.Tensor) -> None:
         """Count ``values`` (floating, any shape). Does not wait for the device."""
         place = (key, values.device)
-        known = self._sums.get(place)
-        if known is None:
-            self._sums[place] = histogram(values)
-        else:
-            known += histogram(values)
+        known, counts = self._sums.get(place), histogram(values)
+        # Not in place: what was made in inference mode cannot be written to outside of it.
+        self._sums[place] = counts if known is None else known + counts
 
     def read(self) -> dict[K, Histogram]:
         """All sums, one wait a device."""

@@ -99,6 +99,23 @@ def test_what_a_checkpoint_computes_again_is_counted_once(tmp_path: Path) -> Non
     assert (dtype, sum(values.values())) == ("bfloat16", 32)
 
 
+def test_outputs_in_and_outside_of_inference_mode_add_up(tmp_path: Path) -> None:
+    def run() -> None:
+        model = nn.Linear(8, 8).bfloat16()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.ones(4, 8).bfloat16()
+        with torch.inference_mode():
+            model(x)
+        model(x).float().sum().backward()
+        with torch.inference_mode():
+            model(x)
+        optimizer.step()
+
+    trace = recorded(run, tmp_path, deep="none")
+    ((_, _, values),) = spreads(trace, "output")
+    assert notes(trace) == [] and sum(values.values()) == 3 * 32
+
+
 def test_inside_a_transform_or_a_trace_nothing_is_counted(tmp_path: Path) -> None:
     traced: list[Any] = []
 
