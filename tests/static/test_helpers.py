@@ -450,3 +450,41 @@ def train(model, accel, opt, scheduler, loader):
 )
 def test_the_step_of_what_holds_a_scaler_goes_through_it(unscale: str, advance: str, found: set[str]) -> None:
     assert ids(WRAPPED.format(unscale=unscale, advance=advance)) == found
+
+
+SCHEDULES = """
+import torch
+
+class Trainer:
+    def __init__(self, model, opt, scheduler, warmup_scheduler):
+        self.model, self.opt = model, opt
+        self.scheduler, self.warmup_scheduler = scheduler, warmup_scheduler
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def advance(self):
+        {body}
+
+    def step(self, x):
+        self.opt.zero_grad()
+        with torch.autocast("cuda"):
+            loss = self.model(x).mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.opt)
+        self.scaler.update()
+        self.advance()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "marked"),
+    [
+        ("self.scheduler.step()", [20]),
+        ("self.scheduler.step(); self.warmup_scheduler.step()", [20]),  # one place to mend, one finding
+        ("if self.scheduler is not None: self.scheduler.step()", [20]),
+        ("self.scheduler.step(); print(self.scheduler.get_last_lr())", [11]),
+    ],
+)
+def test_a_helper_that_only_advances_schedules_is_marked_where_it_is_called(
+    tmp_path: Path, body: str, marked: list[int]
+) -> None:
+    assert lines(tmp_path, "AMP217", SCHEDULES.format(body=body)) == marked

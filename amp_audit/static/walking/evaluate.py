@@ -19,6 +19,7 @@ from amp_audit.static.walking.algebra import combine, comparison, descaled, disp
 from amp_audit.static.walking.boundaries import Boundaries
 from amp_audit.static.walking.choices import chosen, is_choice
 from amp_audit.static.walking.declared import Declared, decorator_name, is_property
+from amp_audit.static.walking.helpers import schedules_at
 from amp_audit.static.walking.hot import Heat, dotted
 from amp_audit.static.walking.lineage import thaw
 from amp_audit.static.walking.values import (
@@ -89,6 +90,8 @@ class Evaluator(abc.ABC):
     def emit(self, world: World, event: events.Event, at: int, path: str | None = None) -> None:
         event = self._placed(event, world)
         place = (path or world.frame.module.path, at)
+        if event.kind is events.Kind.SCHEDULER_STEP:
+            place = schedules_at(world, at)
         world.state, world.trail, found = self.watch.take(world.state, event, place, world.trail)
         if event.kind in _PARTIAL:
             world.state = blur(world.state, _wholes(world.state, event))

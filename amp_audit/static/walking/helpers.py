@@ -7,10 +7,15 @@ written by hand, a model that is run. Code that calls them is not worth a path f
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from amp_audit.static.source import ir
 from amp_audit.static.source.literals import is_literally
-from amp_audit.static.source.traverse import parts, statements
+from amp_audit.static.source.names import is_scheduler
+from amp_audit.static.source.traverse import last_word, parts, statements
+
+if TYPE_CHECKING:
+    from amp_audit.static.walking.world import World
 
 _SHORT, _LONG = 24, 60
 _WEIGHTS = frozenset({"parameters", "named_parameters", "buffers", "trainable_parameters"})
@@ -50,3 +55,25 @@ def _called(function: ir.Function) -> Iterator[tuple[str, str]]:
             yield func.id, ""
         elif isinstance(func, ir.Attr) and isinstance(func.base, ir.Name):
             yield func.base.id, func.name
+
+
+def schedules_at(world: World, at: int) -> tuple[str, int]:
+    """Where schedules are advanced by the step at ``at``: there, or where the helper is called that does nothing else,
+    however many they are.
+    """
+    place = (world.frame.module.path, at)
+    for depth in range(len(world.frames) - 1, 0, -1):
+        frame = world.frames[depth]
+        if frame.function is None or not frame.calls or not all(map(_advances, frame.function.body)):
+            break
+        place = (world.frames[depth - 1].module.path, frame.calls[-1])
+    return place
+
+
+def _advances(node: ir.Stmt) -> bool:
+    """``self.scheduler.step()``, be it where there is one."""
+    if isinstance(node, ir.If):
+        return all(map(_advances, node.body)) and not node.orelse
+    call = node.value if isinstance(node, ir.Evaluate) else None
+    func = call.func if isinstance(call, ir.Call) else None
+    return isinstance(func, ir.Attr) and func.name == "step" and is_scheduler(last_word(func.base))
