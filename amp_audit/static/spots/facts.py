@@ -9,7 +9,7 @@ from amp_audit.static.binding.project import Project
 from amp_audit.static.binding.signatures import argument
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import definitions, last_word, names_in, parts, statements
-from amp_audit.static.spots import devices
+from amp_audit.static.spots import devices, switches
 from amp_audit.static.spots.devices import is_disabled
 from amp_audit.static.spots.frozen import is_frozen
 from amp_audit.static.spots.gates import is_gated
@@ -34,6 +34,7 @@ class Facts(Mapping[str, object]):
     ``device``: what the module chooses from while it runs, where nothing at the place follows that choice: accelerator
     (CUDA or another one), cpu (CUDA or the CPU, which it minds elsewhere too), fallback (the choice is all); given
     where it chooses nothing and another region of it is one of the device that it is given; else followed or fixed.
+    ``scaling``: how a scaler goes with the regions beside it (``switches.scaling``): apart | always | tied.
     ``sure`` is False once a fact that was asked for rests on a name only.
     """
 
@@ -135,6 +136,10 @@ class Facts(Mapping[str, object]):
             return "fixed" if flagged else "given"
         return "accelerator" if choice.others != {"cpu"} else "cpu" if choice.minded else "fallback"
 
+    def scaling(self) -> str:
+        name = self.project.called(self.site.where.module, self.site.call.func, self.site.where.scope)
+        return switches.scaling(self.site.call, name or "", self.site.where, self.project, self.origins)
+
     def suspends(self) -> bool:
         region, scope = self.site.entered, self.site.where.scope
         if region is None or scope is None or not scope.function.is_generator:
@@ -224,6 +229,7 @@ _FACTS: dict[str, Callable[[Facts], object]] = {
     "decorates": Facts.decorates,
     "result": Facts.result,
     "applied_to": Facts.applied_to,
+    "scaling": Facts.scaling,
     "suspends": Facts.suspends,
 }
 FACT_NAMES = frozenset(_FACTS)
