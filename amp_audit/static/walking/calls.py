@@ -31,7 +31,9 @@ from amp_audit.static.walking.values import (
     Super,
     Symbol,
     Table,
+    Tensor,
     Value,
+    inside,
     label,
     short,
     tag,
@@ -117,15 +119,21 @@ class Caller(Evaluator):
         self, func: Func, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Results:
         self._named_for(func, node, bool(args or named), world)
-        followed = self.heat.followed(func.function) or self._runs_a_model(func, args, named, world)
-        if not followed or func.function.is_generator:
+        helps = self.heat.followed(func.function)
+        if not (helps or self._runs_a_model(func, args, named, world)) or func.function.is_generator:
             return [(self.effects.result(func, node, args, named, world), world)]
         if len(world.frames) > MAX_DEPTH or any(frame.function is func.function for frame in world.frames):
             return [(fresh(node, world), world)]
         if not self._may_visit(func):
             world.state = forget(world.state)
             return [(self.effects.result(func, node, args, named, world), world)]
-        return self.follow(func, node.at, args, named, world)
+        results = self.follow(func, node.at, args, named, world)
+        if helps:
+            return results
+        return [
+            (value if _holds_tensor(value) else self.effects.result(func, node, args, named, after), after)
+            for value, after in results
+        ]
 
     def _runs_a_model(
         self, func: Func, args: list[Value], named: dict[str, Value], world: World, depth: int = 0
@@ -281,6 +289,10 @@ class Caller(Evaluator):
                 world.put(instance.id, name, named[name])
             elif "**" in named:
                 world.put(instance.id, name, Symbol(short(f"{label(instance.id)}.{name}"), name))
+        for name in names:
+            given = world.heap.get((instance.id, name))
+            if isinstance(given, Symbol):
+                self.declared.note_field(given, instance.cls, name)
 
     def _call_instance(
         self, instance: Instance, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
@@ -300,6 +312,11 @@ class Caller(Evaluator):
         if instance.model:
             return [(self.effects.output(instance, None, args, named, world), world)]
         return [(self.effects.result(instance, node, args, named, world), world)]
+
+
+def _holds_tensor(value: Value) -> bool:
+    """Whether it could be told what a helper computes."""
+    return any(isinstance(item, Tensor) for item in inside(value))
 
 
 def _field(statement: ir.Stmt) -> list[str]:
