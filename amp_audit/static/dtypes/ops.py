@@ -37,6 +37,7 @@ from amp_audit.static.dtypes.values import (
 _ANY_TENSOR = Tensor()
 _STATEFUL = frozenset({"lstm", "gru", "rnn", "lstm_cell", "gru_cell"})
 """Layers that take their state as the second argument."""
+_CENTRING = frozenset({"add", "sub", "neg", "mean", "mul", "div"})
 DEFAULT = "<default dtype>"
 """The key under which ``casts`` holds the default dtype, where it is low."""
 
@@ -146,6 +147,8 @@ class Operations(abc.ABC):
         by = name if lowered else given or (name if effect == "listed" else "")
         if not result.low or effect in ("like", "factory"):
             by, origin = "", ""
+        if _keeps_cast(name, result, tensors):
+            by, origin = given, "cast"
         assumed = any(t.assumed for t in tensors) or bool(listed and region and region.assumed)
         result = Tensor(
             result.dtypes,
@@ -415,6 +418,19 @@ def _origin(name: str, result: Tensor, tensors: Sequence[Tensor], lowered: bool)
     if not result.low or (name in (*surface.LOSSES, "log_softmax") and not lowered):
         return ""  # what is wrong with a loss is told where it is computed
     return "region" if lowered else next((tensor.origin for tensor in tensors if tensor.low and tensor.origin), "")
+
+
+def _keeps_cast(name: str, result: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether a result is what was low and was cast to float32, moved about, centred or multiplied by a number: what it
+    is cast for is yet to come.
+    """
+    cast = bool(tensors) and all(tensor.origin == "cast" and tensor.by for tensor in tensors)
+    return cast and result.dtypes == FLOAT32 and (name in surface.MOVES or (name in _CENTRING and _few(name, tensors)))
+
+
+def _few(name: str, tensors: Sequence[Tensor]) -> bool:
+    """A product or quotient of two tensors may be all that a cast was made for."""
+    return name not in ("mul", "div") or len(tensors) == 1
 
 
 def _last(name: str, effect: str | None, tensors: Sequence[Tensor], numbers: tuple[tuple[str, Const], ...]) -> str:

@@ -42,8 +42,9 @@ NAMES = {
 
 Origin = Literal["", "region", "cast", "model", "weights"]
 """Why a tensor has its dtype. ``region``: an op of a live region made it low. ``cast``: the code cast it; for float32
-only as long as no op has used it. ``model``: a model out of sight made it in a live region, and is taken to end in an
-op that the region lowers. ``weights``: it is a parameter of a model that was cast. Empty: none of these."""
+only as long as no op has used it but to move, centre or scale what was low. ``model``: a model out of sight made it in
+a live region, and is taken to end in an op that the region lowers. ``weights``: it is a parameter of a model that was
+cast. Empty: none of these."""
 
 
 @record(frozen=True, slots=True)

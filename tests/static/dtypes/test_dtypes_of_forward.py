@@ -142,6 +142,9 @@ def test_lines_that_are_right(line: str) -> None:
         ("torch.arange(4096).type_as(h)", "AMP409"),
         ("h.float() @ x.float()", "AMP307"),
         ("torch.einsum('bi,bj->ij', x.float(), h.to(torch.float32))", "AMP307"),
+        ("h.float().flatten(1).transpose(0, 1) @ h.float()", "AMP307"),
+        ("(h.float() * 0.125) @ h.float().unsqueeze(0)", "AMP307"),
+        ("(h.float() - h.float().mean(0)).T @ x.float()", "AMP307"),
         ("F.mse_loss(h, x.double())", "AMP410"),
         ("x.double() @ h", "AMP410"),
         ("nn.BCELoss(reduction='sum')(torch.sigmoid(h), x)", "AMP315"),
@@ -200,6 +203,36 @@ def test_lines_that_are_wrong(line: str, rule: str) -> None:
 )
 def test_bodies_that_are_right(body: str) -> None:
     forward(textwrap.dedent(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "product"),
+    [
+        ("z = h.float()\nz = z - z.mean(0)", "z.T @ z"),
+        ("z = h.float()\nz -= z.mean(0, keepdim=True)", "torch.matmul(z.t(), z)"),
+        ("z = h.view(-1, 4).to(torch.float32).permute(1, 0)", "torch.mm(z, z.T)"),
+    ],
+)
+def test_a_cast_to_float32_is_undone_after_centring(body: str, product: str) -> None:
+    forward(f"{body}\nreturn {product}  # AMP307")
+    forward(f"with torch.autocast('cuda', enabled=False):\n{textwrap.indent(body, '    ')}\n    return {product}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "z = h.float()\nz = (z - z.mean(0)).to(h.dtype)\nreturn z.T @ z",
+        "z = h.float()\nz = (z - z.mean(0)).double()\nreturn z.T @ z",
+        "z = (h.float() - h.float().mean(0)) / h.float().std(0)\nreturn z.T @ z",  # for the division
+        "z = h.float() * torch.cos(x)\nreturn z @ z.T",  # for the rotation
+        "z = h.float() * torch.rsqrt(h.float().square().mean(-1, keepdim=True) + 1e-6)\nreturn z @ z.T",  # for the norm
+        "z = h.float().softmax(-1)\nreturn z @ z.T",
+        "z = h.float() - h.float().mean(0)\nreturn self.fc(z)",  # weights are cast anyway
+        "z = h.float() - h.float().mean(0)\nreturn z.square().sum(0) / len(z)",
+    ],
+)
+def test_a_cast_to_float32_has_served(body: str) -> None:
+    forward(body)
 
 
 @pytest.mark.parametrize(
