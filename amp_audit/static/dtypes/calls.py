@@ -230,7 +230,8 @@ class Calls(Evaluation):
         self.made_here.add(identity)
         told = dtype_of(named["dtype"]) if isinstance(named.get("dtype"), DType) else None
         if told is not None and told.dtypes & HALVES and self.is_module(cls):
-            self.casts.setdefault(identity, frozenset({Cast((self.path, at), told.dtypes, identity)}))
+            cast = Cast((self.path, at), told.dtypes, identity, f"this {cls.cls.name}", built=True)
+            self.casts.setdefault(identity, frozenset({cast}))
         return found
 
     def _defaults(self, cls: project.ClassRef, args: Sequence[Value]) -> dict[str, Value]:

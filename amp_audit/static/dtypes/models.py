@@ -360,7 +360,7 @@ class Models(Operations):
         if dotted.startswith("torch.nn.") and last in surface.LAYERS:
             self._measure(last, args, named, at)
             self.made_here.add((self.path, at))
-            return self._born(Layer((self.path, at), surface.LAYERS[last]), named, at)
+            return self._born(Layer((self.path, at), surface.LAYERS[last]), named, at, f"this {last}")
         container = self._container(dotted, args, at)
         if container is not None:
             return container
@@ -468,11 +468,12 @@ class Models(Operations):
         if DEFAULT in before:
             self.casts[DEFAULT] = before[DEFAULT]
 
-    def _born(self, model: Layer | Opaque, named: Named, at: int) -> Value:
+    def _born(self, model: Layer | Opaque, named: Named, at: int, name: str = "") -> Value:
         """A model as its constructor or ``from_pretrained`` makes it, in the dtype it is told."""
         told = told_dtype(named) or told_dtype({"dtype": named["torch_dtype"]} if "torch_dtype" in named else {})
         if told is not None and told.dtypes & HALVES:
-            self.casts[model.id] = frozenset({Cast((self.path, at), told.dtypes, model.id, assumed=told.assumed)})
+            cast = Cast((self.path, at), told.dtypes, model.id, name, assumed=told.assumed, built=True)
+            self.casts[model.id] = frozenset({cast})
         elif told is None and DEFAULT in self.casts:
             self.casts[model.id] = frozenset(replace(cast, of=model.id) for cast in self.casts[DEFAULT])
         return model

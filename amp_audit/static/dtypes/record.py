@@ -47,7 +47,8 @@ class Use:
 @record(frozen=True, slots=True)
 class Cast:
     """A model made low-precision at a place; ``name`` is what the code calls it. ``default``: it was built while that
-    place had made the dtype the default. ``assumed``: the dtype is a default that a caller may replace.
+    place had made the dtype the default. ``assumed``: the dtype is a default that a caller may replace. ``built``: it
+    is made so by its constructor.
     """
 
     place: Place
@@ -56,6 +57,7 @@ class Cast:
     name: str = ""
     default: bool = False
     assumed: bool = False
+    built: bool = False
 
 
 @record(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def _once(found: list[RawFinding]) -> Iterator[RawFinding]:
     for group in groups.values():
         first = max(group, key=lambda finding: finding.confidence)
         steps = [step for other in group if other is not first for step in (*_unseen(other, first), *other.related)]
-        yield replace(first, related=(*first.related, *steps))
+        yield replace(first, related=tuple(dict.fromkeys((*first.related, *steps))))
 
 
 def _unseen(other: RawFinding, first: RawFinding) -> tuple[RawStep, ...]:

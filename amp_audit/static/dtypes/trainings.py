@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule, Rulebook
@@ -16,7 +16,8 @@ from amp_audit.static.raw import RawFinding, RawStep
 def of_casts(walk: Walk, book: Rulebook) -> Iterator[RawFinding]:
     """A finding for each cast model in training that a detector looks for."""
     detectors = [pair for pair in book.detectors("static", "op") if "cast" in pair[1].targets]
-    for training in walk.record.trainings:
+    trainings = walk.record.trainings
+    for training in sorted(trainings, key=lambda one: _depth(walk, one, trainings)):
         facts = _facts(walk, training)
         if facts is None:
             continue
@@ -27,16 +28,25 @@ def of_casts(walk: Walk, book: Rulebook) -> Iterator[RawFinding]:
                 yield _finding(walk.record, rule, detector, training, {**facts, "dtype": _spoken(dtypes)})
 
 
+def _depth(walk: Walk, training: Training, others: Iterable[Training]) -> int:
+    """How many other models of the same optimizer hold this one: what stands for the others comes first."""
+    cast = training.cast
+    around = {one.cast.of for one in others if one.optimizer == training.optimizer and one.cast.of != cast.of}
+    return sum(walk.inside(cast.of, model) for model in around)
+
+
 def _facts(walk: Walk, training: Training) -> dict[str, object] | None:
     """What is known of a cast model in training; None if it is not trained in low precision after all.
 
     ``float16_scaler``: a scaler steps float16 parameters. ``eps``: what becomes of the optimizer's in the dtype.
+    ``region``: parts that are built in low precision for one optimizer are one hazard.
     """
     cast, record = training.cast, walk.record
     if any(walk.inside(cast.of, owner) for owner in record.frozen | record.managed):
         return None
     near = any(walk.inside(cast.of, model) or walk.inside(model, cast.of) for model in record.live_calls)
     scaler = training.optimizer in record.scaled
+    together = {"region": ("built", training.optimizer), "op": "this one"} if cast.built else {}
     vanishes = training.eps is not None and training.eps > 0 and rounded(training.eps, "float16") == 0
     return {
         "trained": True,
@@ -48,6 +58,8 @@ def _facts(walk: Walk, training: Training) -> dict[str, object] | None:
         "batch_norm": _has_batch_norm(walk, cast.of),
         "restored": training.optimizer in record.restored,
         "value": f"{training.eps:g}" if training.eps is not None else "",
+        "made": "built in" if cast.built else "cast to",
+        **together,
     }
 
 
