@@ -53,6 +53,7 @@ def audit(target: Target, configuration: Configuration, recording: Recording) ->
     """Read a program and run it. Raises TargetError, RuleError, SettingsError or LaunchError before it has begun."""
     book = load_rules(configuration, [str(target.entry)] if target.entry is not None else ())
     _need_torch()
+    _need_python(target, configuration)
     member = ranks.member()
     folder = supervisor.trace_folder(recording, member)
     watch = folder / "watch.json"
@@ -61,7 +62,7 @@ def audit(target: Target, configuration: Configuration, recording: Recording) ->
     with ThreadPoolExecutor(1, "amp-audit-read") as pool:
         reading = pool.submit(_read_program, target, configuration, book, watch) if first else None
         running = launch.start(supervisor.request(target, recording, folder, watch))
-        count = _counter(running.trace_dir, reading, book)
+        count = _counter(running.trace_dir, reading, configuration, book)
         outcome = supervisor.follow(running, supervisor.Progress(sys.stderr, recording.steps, count), hurry)
         departure = ranks.leave(running.trace_dir, member, hurry=hurry) if member is not None else None
         if departure is not None and not departure.reports:
@@ -101,7 +102,7 @@ def report(folders: Sequence[Path], configuration: Configuration) -> Report:
     """What traces say, those of all folders as one run. Raises TraceError for a folder that is no trace."""
     book = load_rules(configuration)
     traces = [trace for folder in folders for trace in reader.read(folder)]
-    findings = _merged((), traces, book)
+    findings = _merged((), traces, configuration, book)
     made = assemble("report", " ".join(map(str, folders)), Read(tuple(findings)), configuration, book, Severity.ERROR)
     return replace(made, summary=summarize(traces), trace_folder=str(folders[0]))
 
@@ -110,7 +111,7 @@ def _audited(
     target: Target, configuration: Configuration, book: Rulebook, known: Read, folder: Path, outcome: launch.Outcome
 ) -> Report:
     traces, notes = _traces(folder)
-    findings = _merged(known.findings, traces, book)
+    findings = _merged(known.findings, traces, configuration, book)
     made = assemble(
         "audit", target.shown, replace(known, findings=tuple(findings)), configuration, book, Severity.ERROR
     )
@@ -124,12 +125,19 @@ def _audited(
     )
 
 
-def _merged(known: Sequence[Finding], traces: Sequence[Trace], book: Rulebook) -> list[Finding]:
+def _merged(
+    known: Sequence[Finding], traces: Sequence[Trace], configuration: Configuration, book: Rulebook
+) -> list[Finding]:
     """What was read and what ran, and, as a note, what of the run could not be seen."""
+    told = judge.findings(traces, book)
+    speaking = book.only(configuration.in_force([*known, *told]))
+    if speaking is not book:
+        told = judge.findings(traces, speaking)
+        known = [finding for finding in known if finding.rule in speaking.rules]
     unseen = summarize(traces).unobserved if traces else ()
-    notes = [_not_observed(unseen, book[NOT_OBSERVED])] if unseen and NOT_OBSERVED in book.rules else []
-    seen = marks.finish([*judge.findings(traces, book), *notes], book)
-    return merge.merge(known, seen, merge.observe(traces), book)
+    notes = [_not_observed(unseen, book[NOT_OBSERVED])] if unseen and NOT_OBSERVED in speaking.rules else []
+    seen = marks.finish([*told, *notes], book)
+    return merge.merge(known, seen, merge.observe(traces), speaking)
 
 
 def _not_observed(unseen: Sequence[tuple[str, int]], rule: Rule) -> Finding:
@@ -162,6 +170,14 @@ def _need_torch() -> None:
         raise TargetError(NO_TORCH)
 
 
+def _need_python(target: Target, configuration: Configuration) -> None:
+    """Raises TargetError for a script that Python would not run, before it tries."""
+    if target.kind == "script" and target.entry is not None:
+        if target.entry.suffix == ".ipynb":
+            raise TargetError(f"{target.entry}: a notebook is not run; amp-audit check reads it")
+        gather([target.entry], configuration)
+
+
 def _read_program(target: Target, configuration: Configuration, book: Rulebook, watch: Path) -> Read:
     """Read the program's first file and what it imports, and say which lines the run is to watch."""
     if target.entry is None:
@@ -189,7 +205,9 @@ def _write_watch(watch: Path, findings: Sequence[Finding]) -> None:
         half.replace(watch)
 
 
-def _counter(folder: Path, reading: Future[Read] | None, book: Rulebook) -> Callable[[], int]:
+def _counter(
+    folder: Path, reading: Future[Read] | None, configuration: Configuration, book: Rulebook
+) -> Callable[[], int]:
     """Counts the findings so far: those read, once they are, and those that the trace shows already."""
 
     def count() -> int:
@@ -198,6 +216,6 @@ def _counter(folder: Path, reading: Future[Read] | None, book: Rulebook) -> Call
             traces = reader.read(folder)
         except (reader.TraceError, OSError):
             return len(known)
-        return sum(finding.severity > Severity.INFO for finding in _merged(known, traces, book))
+        return sum(finding.severity > Severity.INFO for finding in _merged(known, traces, configuration, book))
 
     return count

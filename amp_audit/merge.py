@@ -270,7 +270,7 @@ def _needs(rule: Rule) -> frozenset[str]:
     """What must be live for a hazard to show: a ``scaler``, a ``region``, a low ``dtype`` at its line."""
     needs: set[str] = set()
     for detector in rule.static:
-        if detector.kind == "op":
+        if detector.kind == "op" and detector.options:  # one without asks for no dtype: a wait for the device
             needs.add("dtype")
             if "banned" in str(detector.options.get("region", "")):
                 needs.add("ban")
@@ -294,9 +294,22 @@ def _given_way(findings: Sequence[Finding], book: Rulebook) -> list[Finding]:
         if winner is None or finding.location is None:
             continue
         note = Related(finding.location, f"{finding.rule} {finding.name}: {finding.message}")
-        kept[kept.index(winner)] = replace(winner, related=(*winner.related, note))
+        told = replace(winner, related=(*winner.related, note))
+        kept[kept.index(winner)] = told if winner.verdict is Verdict.RUNTIME else _seen_happening(told, finding)
         kept.remove(finding)
     return kept
+
+
+def _seen_happening(read: Finding, seen: Finding) -> Finding:
+    """A finding that was read, when a run saw by another rule what becomes of it: at least as bad as that."""
+    return replace(
+        read,
+        verdict=Verdict.CONFIRMED,
+        confidence=Confidence.HIGH,
+        severity=max(read.severity, seen.severity),
+        note="",
+        evidence=(*read.evidence, *_evidence([seen])),
+    )
 
 
 def _wins(one: Finding, over: Finding, book: Rulebook) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -99,6 +99,11 @@ class Rulebook:
 
     def __len__(self) -> int:
         return len(self.rules)
+
+    def only(self, rules: Set[str]) -> Rulebook:
+        """Those of ``rules``: one that is not in force gives no way to another, and takes none's place."""
+        left = {key: rule for key, rule in self.rules.items() if key in rules}
+        return self if len(left) == len(self.rules) else Rulebook(left)
 
     def detectors(self, half: str, kind: str) -> list[tuple[Rule, Detector]]:
         """Every detector of one kind; ``half`` is ``"static"`` or ``"runtime"``."""

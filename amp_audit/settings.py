@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from amp_audit.model import Confidence, Finding, Severity, Verdict
-from amp_audit.rulebook import Rulebook
+from amp_audit.rulebook import Rulebook, load
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -200,6 +200,11 @@ class Configuration:
             own = self.of(finding.location.path if finding.location is not None else None)
             found.setdefault(id(own), (own, []))[1].append(finding)
         return list(found.values())
+
+    def in_force(self, findings: Iterable[Finding]) -> frozenset[str]:
+        """The ids of the rules that are selected for some of the findings' files, or for what belongs to no file."""
+        tables = [self.base, *(settings for settings, _ in self.groups(findings))]
+        return frozenset().union(*(settings.selected(load(settings.rules)) for settings in tables))
 
     def _of_folder(self, folder: Path) -> Settings:
         if folder not in self._by_folder:

@@ -106,6 +106,8 @@ def test_nothing_given_is_an_error_with_the_usage(capsys: pytest.CaptureFixture[
         (["-m"], "-m"),
         (["--"], "nothing after `--`"),
         (["missing.py"], "missing.py: no such file"),
+        (["options.yaml"], "options.yaml: neither a Python file nor a notebook"),
+        (["notebook.ipynb"], "notebook.ipynb: a notebook is not run; amp-audit check reads it"),
         (["."], "is a folder"),
         (["-m", "no.such.module"], "no module named 'no.such.module'"),
         (["--format", "json", "check"], "options of `check` stand after it"),
@@ -123,8 +125,10 @@ def test_nothing_given_is_an_error_with_the_usage(capsys: pytest.CaptureFixture[
     ],
 )
 def test_a_mistake_is_one_clear_line_and_exit_code_2(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "options.yaml").write_text("a: 1\nprint('ran')\n")
+    (tmp_path / "notebook.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
     assert cli.main(words) == 2
     assert said in one_line(capsys)
 
@@ -284,7 +288,8 @@ def test_the_programs_own_options_are_its_own(tmp_path: Path) -> None:
 
 def test_a_script_with_the_name_of_a_command_runs_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "check").write_text("import torch\nprint('I am a script')\n")
-    assert "I am a script" in amp_audit(tmp_path, "./check").stdout
+    result = amp_audit(tmp_path, "./check")
+    assert "I am a script" in result.stdout and "1 skipped" in result.stdout and result.returncode == 0, result.stdout
 
 
 def test_a_confirmed_finding_and_what_the_run_was(tmp_path: Path) -> None:
@@ -387,6 +392,50 @@ def test_ctrl_c_gives_the_report_of_what_was_seen(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=120)
     assert process.returncode == 3, err
     assert "AMP202" in out and "interrupted after" in out
+
+
+OVERFLOWING = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+encoder, out = nn.Linear(8, 256), nn.Linear(1, 1)
+optimizer = torch.optim.Adam([*encoder.parameters(), *out.parameters()], lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+for _ in range(4):
+    with torch.autocast("cpu", dtype=torch.float16):
+        p = encoder(torch.randn(16, 8) * 40)
+        squares = p * p
+        loss = out(torch.log1p(squares.sum(-1, keepdim=True))).float().square().mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+@pytest.mark.parametrize("options", [("--ignore", "AMP504"), ("--select", "AMP512")])
+def test_a_rule_that_is_not_in_force_takes_no_other_with_it(tmp_path: Path, options: tuple[str, str]) -> None:
+    _, data = audited(tmp_path, OVERFLOWING, *options)
+    (told,) = [finding for finding in data["findings"] if finding["rule"] in ("AMP504", "AMP512")]
+    assert (told["rule"], told["severity"], told["line"]) == ("AMP512", "error", 13)
+    assert data["exit_code"] == 1
+
+
+def test_a_rule_that_is_not_in_force_takes_no_other_with_it_when_reading(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom torch import nn\n\nmodel = nn.Linear(16, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.05)\n"
+        'with torch.autocast("cuda", dtype=torch.bfloat16):\n    for x, y in data():\n'
+        "        optimizer.zero_grad()\n        loss = nn.functional.mse_loss(model(x), y)\n"
+        "        loss.backward()\n        optimizer.step()\n"
+    )
+    rules = {}
+    for options in ((), ("--ignore", "AMP301")):
+        amp_audit(tmp_path, "check", "--no-cache", "--format", "json", "-o", "report.json", *options, "train.py")
+        found = json.loads((tmp_path / "report.json").read_text())["findings"]
+        rules[options] = {finding["rule"] for finding in found} & {"AMP301", "AMP303"}
+    assert rules == {(): {"AMP301"}, ("--ignore", "AMP301"): {"AMP303"}}
 
 
 def test_ctrl_c_again_and_again_loses_nothing(tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ BOOK = Rulebook(
             rule("AMP402", "warning", static={"call": "half"}, confirmed_by=["AMP514"],
                  confirmed_severity="error"),
             rule("AMP501", refutable=True, static={"op": "add", "inputs": "float16"}, runtime={"op": "add"}),
-            rule("AMP504", "warning", static={"op": "sum"}, confirmed_by=["AMP512"]),
-            rule("AMP505", "warning", refutable=True, static={"op": "sum"}, confirmed_by=["AMP512"]),
+            rule("AMP504", "warning", static={"op": "sum", "inputs": "float16"}, confirmed_by=["AMP512"]),
+            rule("AMP505", "warning", refutable=True, static={"op": "sum", "inputs": "float16"},
+                 confirmed_by=["AMP512"]),
             rule("AMP512", runtime={"measure": "nonfinite"}),
             rule("AMP514", runtime={"measure": "lost"}),
             rule("AMP303", "warning", yields_to=["AMP302"], runtime={"event": "step"}),
@@ -48,6 +49,9 @@ BOOK = Rulebook(
             rule("AMP104", static={"call": "autocast"}, runtime={"raised": "must be"}),
             rule("AMP803", static={"call": "backward"}, confirmed_by=["AMP202"]),
             rule("AMP701", "warning", static={"event": "save"}),
+            rule("AMP606", "info", static={"op": "synchronise"}),
+            rule("AMP210", "error", yields_to=["AMP804"], runtime={"event": "clip"}),
+            rule("AMP804", "warning", static={"call": "clip"}),
         )
     }
 )  # fmt: skip
@@ -294,3 +298,17 @@ def test_a_backward_that_is_not_known_to_be_scaled_is_no_live_scaler(scaled: boo
 def test_a_run_that_never_trained_is_no_run() -> None:
     assert observe([replace(samples.trace(), steps=[])]) is None
     assert observe([]) is None
+
+
+def test_what_a_run_saw_and_gives_way_confirms_what_was_read() -> None:
+    seen = found("AMP210", evidence=(Evidence("runtime", "number", "norm 7e+04"),))
+    (told,) = merge.merge([found("AMP804")], [seen], run(5), BOOK)
+    assert (told.rule, told.verdict, told.severity) == ("AMP804", Verdict.CONFIRMED, Severity.ERROR)
+    assert [item.text for item in told.evidence] == ["norm 7e+04"]
+    assert [item.message for item in told.related] == ["AMP210 amp210: AMP210 here"]
+
+
+def test_a_wait_for_the_device_needs_no_low_precision() -> None:
+    row = OpRow("forward", "aten::div", ("float32",), "float32", Place(HERE, 5), None, 1)
+    (told,) = merge.merge([found("AMP606")], [], run(5, ops={5: row}), BOOK)
+    assert told.verdict is Verdict.STATIC and not told.note

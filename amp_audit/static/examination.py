@@ -75,7 +75,8 @@ class _Outcome:
         asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
         self.asked = asked.keys()
         repairs = _Repairs(project, self.options.thorough)
-        self.findings += present(self._raw(project), files, asked, self.book, repairs.of)
+        in_force = self.book.only(frozenset().union(*asked.values()))
+        self.findings += present(self._raw(project, in_force), files, asked, self.book, repairs.of)
         self.notes += repairs.notes
         self.checked = len(asked.keys() - self.failed)
         return project
@@ -134,12 +135,12 @@ class _Outcome:
         self.failed.add(path)
         self.findings.append(unreadable(path, error, self.book))
 
-    def _raw(self, project: Project) -> list[RawFinding]:
+    def _raw(self, project: Project, book: Rulebook) -> list[RawFinding]:
         """What the detectors find; one that fails costs its own findings, not those of the others."""
         found = []
         for name, detector in _DETECTORS.items():
             try:
-                found.append(detector(project, self.book, self))
+                found.append(detector(project, book, self))
             except Exception:
                 self.failed.add(f"{self.selection.root} ({name})")
                 self.notes.append(_internal(name, self.selection.root))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -150,15 +151,26 @@ def _files(path: str, excluded: Callable[[str], bool]) -> list[str]:
 
 
 def _is_script(path: str) -> bool:
-    """A file without a suffix, or one that says by its first line that it is Python."""
+    """A file that says by its first line that it is Python, or one without a suffix that is."""
     if not os.path.isfile(path):
         return False
     try:
         with open(path, "rb") as file:
-            first = file.readline(256)
+            data = file.read()
     except OSError:
         return True  # reading it again will say why not
-    return first.startswith(b"#!") and b"python" in first
+    first = data.partition(b"\n")[0]
+    if first.startswith(b"#!"):
+        return b"python" in first
+    return not os.path.splitext(path)[1] and _is_python(data)
+
+
+def _is_python(data: bytes) -> bool:
+    try:
+        ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _folder(folder: str, seen: set[str]) -> Iterator[str]:
