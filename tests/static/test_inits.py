@@ -90,6 +90,28 @@ def test_the_same_as_with_a_walk_for_each_method(count: int, walks: list[Any], m
     kept = found(project(count))
     taken_up = len(walks)
     walks.clear()
-    monkeypatch.setattr(inits, "_as_then", lambda kept, visits: False)
+    monkeypatch.setattr(inits, "as_then", lambda limits, followed, visits: False)
     assert found(project(count)) == kept
     assert taken_up < len(walks) == 3 * count
+
+
+def test_what_would_be_walked_again_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that has no fuel for its few paths has none for fewer: the outcome is that of walking it each time."""
+    monkeypatch.setattr(paths.walk, "FUEL", 6)
+    done: list[Any] = []
+    walked = paths._Surveyor._walked
+
+    def counting(*args: Any) -> Any:
+        done.append(args)
+        return walked(*args)
+
+    monkeypatch.setattr(paths._Surveyor, "_walked", counting)
+    first = paths.find(project(12), rulebook.load())
+    once = len(done)
+    monkeypatch.setattr(paths._Attempt, "would_repeat", lambda self, width, fuel: False)
+    again = paths.find(project(12), rulebook.load())
+    assert once < len(done) - once
+    assert first[1] == again[1] and "not walked to the end" in " ".join(first[1])
+    assert [(one.rule.id, one.path, one.at) for one in first[0]] == [
+        (one.rule.id, one.path, one.at) for one in again[0]
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 
 from amp_audit.events import Event, Kind
 from amp_audit.hazards import Watch
@@ -49,8 +49,8 @@ more; for further ones what it does is unknown."""
 
 
 class Caller(Evaluator):
-    """Follows calls. ``followed`` are the functions that were walked, by path and ordinal; ``limits`` says of those of
-    other files that the walk came to how many entries may walk through them."""
+    """Follows calls. ``followed`` are the functions that were walked, by path and ordinal. Of those of other files
+    ``came`` says how often the walk came to them, ``limits`` how many entries may walk through them."""
 
     def __init__(
         self, code: project.Project, watch: Watch[Place], heat: Heat, path: str, visits: Counter[tuple[str, int]]
@@ -59,6 +59,7 @@ class Caller(Evaluator):
         super().__init__(code, watch, heat)
         self.effects = Effects(self)
         self.followed: set[tuple[str, int]] = set()
+        self.came: Counter[tuple[str, int]] = Counter()
         self.limits: dict[tuple[str, int], int] = {}
         self._path = path
         self._visits = visits
@@ -181,8 +182,13 @@ class Caller(Evaluator):
         if key in self.followed or func.module.path == self._path:
             return True
         self._visits[key] += 1
+        self.came[key] += 1
         self.limits[key] = max(MAX_VISITS, MAX_REPEATED // self.heat.size(func.function))
         return self._visits[key] <= self.limits[key]
+
+    def would_repeat(self) -> bool:
+        """Whether the same walk would go through the same functions of other files once more."""
+        return as_then(self.limits, self.followed, self._visits)
 
     def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
         """Walk the body of a function with these arguments."""
@@ -317,6 +323,13 @@ class Caller(Evaluator):
 def _holds_tensor(value: Value) -> bool:
     """Whether it could be told what a helper computes."""
     return any(isinstance(item, Tensor) for item in inside(value))
+
+
+def as_then(
+    limits: Mapping[tuple[str, int], int], followed: Set[tuple[str, int]], visits: Mapping[tuple[str, int], int]
+) -> bool:
+    """Whether a walk that came to functions with these ``limits`` and went through some would go through them now."""
+    return all((visits.get(key, 0) < limit) is (key in followed) for key, limit in limits.items())
 
 
 def _field(statement: ir.Stmt) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from amp_audit.hazards import Happened, Hazard
 from amp_audit.static.walking.boundaries import Boundaries
+from amp_audit.static.walking.calls import as_then
 from amp_audit.static.walking.walk import Walker
 from amp_audit.static.walking.world import Limits, Place, World
 
@@ -23,6 +24,7 @@ class _Kept:
     worlds: list[World]
     fuel: int
     cut: int
+    widest: int
     followed: frozenset[tuple[str, int]]
     visits: dict[tuple[str, int], int]
     limits: dict[tuple[str, int], int]
@@ -50,8 +52,8 @@ class Inits:
         ``visits`` and the width."""
         key = (about, limits.width)
         kept = self._kept.get(key)
-        if kept is None or kept.fuel > walker.fuel or not _as_then(kept, visits):
-            kept = self._kept[key] = _walked(walker, visits, limits, walk)
+        if kept is None or kept.fuel > walker.fuel or not as_then(kept.limits, kept.followed, visits):
+            kept = self._kept[key] = _walked(walker, limits, walk)
         else:
             _taken_up(kept, walker, visits, limits)
         worlds = [world.fork() for world in kept.worlds]
@@ -60,15 +62,8 @@ class Inits:
         return worlds
 
 
-def _as_then(kept: _Kept, visits: Counter[tuple[str, int]]) -> bool:
-    """Whether the walk would again go through the same functions of other files."""
-    return all((visits[key] < limit) is (key in kept.followed) for key, limit in kept.limits.items())
-
-
-def _walked(
-    walker: Walker, visits: Counter[tuple[str, int]], limits: Limits, walk: Callable[[], Iterable[World]]
-) -> _Kept:
-    before, fuel, cut = visits.copy(), walker.fuel, limits.cut
+def _walked(walker: Walker, limits: Limits, walk: Callable[[], Iterable[World]]) -> _Kept:
+    fuel, cut = walker.fuel, limits.cut
     worlds = list(walk())
     happened = Happened()
     happened.include(walker.happened)
@@ -76,8 +71,9 @@ def _walked(
         worlds,
         fuel - walker.fuel,
         limits.cut - cut,
+        limits.widest,
         frozenset(walker.followed),
-        {key: visits[key] - before[key] for key in walker.limits},
+        dict(walker.came),
         dict(walker.limits),
         tuple(walker.hazards),
         happened,
@@ -90,7 +86,9 @@ def _taken_up(kept: _Kept, walker: Walker, visits: Counter[tuple[str, int]], lim
     walker.fuel -= kept.fuel
     limits.cut += kept.cut
     walker.followed |= kept.followed
+    limits.widest = max(limits.widest, kept.widest)
     visits.update(kept.visits)
+    walker.came.update(kept.visits)
     walker.limits.update(kept.limits)
     walker.hazards += kept.hazards
     walker.happened.include(kept.happened)

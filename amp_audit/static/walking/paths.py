@@ -83,6 +83,20 @@ def find(project: Project, book: Rulebook, asked: Set[str] | None = None) -> tup
     return list(_findings(survey.entries)), [entry.note for entry in survey.entries if entry.note]
 
 
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One walk of an entry; ``ends`` is None where the ``fuel`` was not enough."""
+
+    walker: Walker
+    limits: Limits
+    fuel: int
+    ends: list[World] | None
+
+    def would_repeat(self, width: int, fuel: int) -> bool:
+        """Whether a walk of ``width`` would be the same: there never were more paths, the same calls are followed."""
+        return fuel == self.fuel and self.limits.widest <= width and self.walker.would_repeat()
+
+
 class _Surveyor:
     """Walks the entries of a project one after the other."""
 
@@ -213,28 +227,43 @@ class _Surveyor:
         """Walk an entry, ever fewer paths at a time until there is fuel enough; what an attempt met stands."""
         entry = Entry([], Happened(), {module.path})
         entry.happened.know(self.known)
-        ends: list[World] = []
+        last: _Attempt | None = None
         for width in WIDTHS:
-            walker = Walker(self.project, self.watch, self.heat, module.path, self.done.visits)
-            given = walker.fuel = min(walk.FUEL, max(walk.LEAST_FUEL, self.done.fuel))
-            world = start()
-            limits = world.limits = Limits(width)
-            try:
-                ends, finished = run(walker, world), True
-            except OutOfFuel:
-                finished = False
-            self.done.fuel -= given - max(0, walker.fuel)
-            entry.hazards += walker.hazards
-            entry.happened.include(walker.happened)
-            entry.paths |= {followed for followed, _ in walker.followed}
-            if finished:
-                self.done.followed |= walker.followed
+            fuel = min(walk.FUEL, max(walk.LEAST_FUEL, self.done.fuel))
+            if last is not None and last.would_repeat(width, fuel):
+                self.done.visits.update(last.walker.came)
+            else:
+                last = self._walked(module, Limits(width), fuel, start, run)
+                entry.hazards += last.walker.hazards
+                entry.happened.include(last.walker.happened)
+                entry.paths |= {followed for followed, _ in last.walker.followed}
+            self.done.fuel -= fuel - max(0, last.walker.fuel)
+            if last.ends is not None:
+                self.done.followed |= last.walker.followed
                 break
-        if not finished or limits.cut:
-            entry.note = f"{module.path}: {name} has too many paths; {_left_out(finished, limits)}"
+        assert last is not None
+        if last.ends is None or last.limits.cut:
+            entry.note = f"{module.path}: {name} has too many paths; {_left_out(last)}"
             self._doubt(entry)
         self.done.entries.append(entry)
-        return ends
+        return last.ends or []
+
+    def _walked(
+        self,
+        module: ir.Module,
+        limits: Limits,
+        fuel: int,
+        start: Callable[[], World],
+        run: Callable[[Walker, World], list[World]],
+    ) -> _Attempt:
+        walker = Walker(self.project, self.watch, self.heat, module.path, self.done.visits)
+        walker.fuel = fuel
+        world = start()
+        world.limits = limits
+        try:
+            return _Attempt(walker, limits, fuel, run(walker, world))
+        except OutOfFuel:
+            return _Attempt(walker, limits, fuel, None)
 
     def _doubt(self, entry: Entry) -> None:
         """What may happen on the paths that were left out cannot be said to happen nowhere."""
@@ -251,8 +280,9 @@ def _spoken_of_halves(words: frozenset[str]) -> set[str]:
     return {"halves.in_regions"} if "autocast" in words else {"halves.in_regions", "halves.none"}
 
 
-def _left_out(finished: bool, limits: Limits) -> str:
-    return f"{limits.cut} of them were left out" if finished else "it was not walked to the end"
+def _left_out(attempt: _Attempt) -> str:
+    finished = attempt.ends is not None
+    return f"{attempt.limits.cut} of them were left out" if finished else "it was not walked to the end"
 
 
 def _follow_blindly(walker: Walker, func: Func, world: World) -> list[World]:

@@ -65,10 +65,12 @@ _ALWAYS_TRUE = (
 
 @dataclass(slots=True)
 class Limits:
-    """How many paths are followed side by side; ``cut``: how many there were beyond that, and were not."""
+    """How many paths are followed side by side; ``cut``: how many there were beyond that, and were not; ``widest``: how
+    many there were at the most."""
 
     width: int = 64
     cut: int = 0
+    widest: int = 0
 
 
 @dataclass(slots=True)
@@ -314,6 +316,7 @@ def merge(worlds: Iterable[World]) -> list[World]:
             kept[standing] = _joined(group)
     merged = [world for group in kept.values() for world in group]
     limits = merged[0].limits if merged else Limits()
+    limits.widest = max(limits.widest, len(merged))
     if len(merged) <= limits.width:
         return merged
     limits.cut += len(merged) - limits.width
