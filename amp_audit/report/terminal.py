@@ -182,7 +182,7 @@ def _code(place: Location, sources: Sources, width: int) -> Iterator[Text]:
     line = sources.line(place)
     if line is None:
         return
-    start = place.column - 1
+    start = max(place.column - 1, len(line) - len(line.lstrip()))  # where only the line is known, all of its code
     multi = place.end_line not in (None, place.line)
     end = len(line.rstrip()) if multi or place.end_column is None else place.end_column - 1
     margin = f"{place.line:>5} | "

@@ -92,6 +92,13 @@ def test_carets_stand_under_wide_characters(tmp_path: Path, monkeypatch: pytest.
     assert carets.count("^") == 4
 
 
+def test_carets_of_a_line_alone_stand_under_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("        f(x)\n", encoding="utf-8")
+    text = shown(samples.report(samples.clip(location=Location("train.py", 1)), root=tmp_path), monkeypatch)
+    code, carets = next((a, b) for a, b in zip(text.splitlines(), text.splitlines()[1:]) if "^" in b)
+    assert carets.index("^") == code.index("f(x)") and carets.count("^") == 4
+
+
 def test_a_notebook_cell_shows_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "n.ipynb").write_text(
         '{"cells": [{"cell_type": "markdown", "source": "# t"}, '
