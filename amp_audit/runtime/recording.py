@@ -20,9 +20,11 @@ from amp_audit.runtime.parts import CastCounts, CastKey, Host, Observer, Part
 from amp_audit.runtime.patches import Patches
 from amp_audit.runtime.place import Places
 from amp_audit.runtime.stopwatch import Stopwatch
-from amp_audit.runtime.tracer import Book, Tracer, admit_higher_order_operators
+from amp_audit.runtime.tracer import OFF, Book, Tracer, admit_higher_order_operators
 from amp_audit.trace.schema import Counts, EventRow
 from amp_audit.trace.writer import Writer
+
+_LOW = ("float16", "bfloat16")
 
 
 class Recording:
@@ -146,7 +148,10 @@ class Recording:
                 del self._regions[numbers.index(row.region) :]
         # The innermost region of a device decides; float32 is what a region has that autocast turned off.
         dtypes = {device: dtype for _, device, dtype in self._regions}
-        self.book.region = self.book.region_number({d: t for d, t in dtypes.items() if t in ("float16", "bfloat16")})
+        live = {device for _, device, dtype in self._regions if dtype in _LOW}
+        self.book.region = self.book.region_number(
+            {device: dtype if dtype in _LOW else OFF for device, dtype in dtypes.items() if device in live}
+        )
 
     def abandon(self) -> None:
         """In a forked child: what it inherited of a recording goes."""

@@ -29,6 +29,8 @@ from amp_audit.trace.schema import PHASES, CastRow, Number, OpRow
 from amp_audit.trace.writer import Writer
 
 FORWARD, RECOMPUTE, BACKWARD, OPTIMIZING, OTHER = range(5)  # indices of PHASES
+OFF = "off"
+"""What a region within a live one has, where that one turns autocast off."""
 
 ACCUMULATE = 2**64 - 1
 """The sequence number of the nodes that add to ``.grad``."""
@@ -157,7 +159,7 @@ class Book:
         return plan
 
     def region_number(self, dtypes: dict[str, str]) -> int:
-        """A number for the state of autocast: low-precision dtype by device type."""
+        """A number for the state of autocast: low-precision dtype by device type, or ``OFF``."""
         if dtypes not in self.regions:
             self.regions.append(dtypes)
         return self.regions.index(dtypes)
@@ -188,9 +190,12 @@ class Book:
     def _collect_op(self, key: tuple[Any, ...], row: Row, writer: Writer) -> list[int | None]:
         if row.number is None:
             plan, site, phase, region = key[:4]
+            forward = self._forward_regions.get(site, region)
             if phase == RECOMPUTE:  # checkpoint enters the regions of the forward again, unheard
-                region = self._forward_regions.get(site, region)
+                region = forward
             inputs, output, device = self._about[key]
+            autocast = self.regions[region].get(device)
+            asked = forward if phase == BACKWARD else region
             row.number = writer.define_op(
                 OpRow(
                     PHASES[phase],
@@ -198,7 +203,8 @@ class Book:
                     tuple(map(short, inputs)),
                     output and short(output),
                     self.places.place(site),
-                    self.regions[region].get(device),
+                    None if autocast == OFF else autocast,
+                    off=self.regions[asked].get(device) == OFF,
                 )
             )
         written = row.bytes + row.elements * row.itemsize

@@ -26,8 +26,10 @@ def computed_in(row: OpRow) -> str:
 def float32_work(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Finding]:
     """The line with most matmul and convolution work outside of low precision, when the share of all is over the limit.
 
-    Only of programs whose backward pass computes in low precision somewhere: others have not asked for it.
+    Only of programs whose backward pass computes in low precision somewhere: others have not asked for it. Nor does
+    what a region within another turns off count, on purpose as it is; with ``kept`` that is what counts.
     """
+    kept = bool(detector.options.get("kept"))
     lines: Counter[Location | None] = Counter()
     dtypes: Counter[str] = Counter()
     asked = False
@@ -37,7 +39,7 @@ def float32_work(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Findi
                 dtype = computed_in(row)
                 dtypes[dtype] += row.flops
                 asked |= row.phase == "backward" and dtype in LOW_PRECISION
-                if dtype in ("float32", "float64"):
+                if dtype in ("float32", "float64") and row.off is kept:
                     lines[where(row.place)] += row.flops
     total, slow = sum(dtypes.values()), sum(lines.values())
     if not total or not asked:
@@ -45,13 +47,15 @@ def float32_work(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Findi
     if slow / total <= float(detector.options["over"]) or total < limit(rule, "flops"):
         return
     ((place, most), *others) = lines.most_common()
-    message = f"{slow / total:.1%} of the matmul and convolution work ran outside of low precision"
+    turned_off = " in regions that turn autocast off" if kept else ""
+    message = f"{slow / total:.1%} of the matmul and convolution work ran outside of low precision{turned_off}"
     if len(lines) > 1:
         message += f", most of it ({most / slow:.0%}) here"
     shares = ", ".join(f"{dtype} {count / total:.1%}" for dtype, count in dtypes.most_common())
     evidence = [measured("float32_share", slow / total, f"work by dtype: {shares}", at=place)]
     related = tuple(Related(at, f"{count / total:.1%} of the work") for at, count in others[:_SHOWN] if at is not None)
-    found = replace(finding(rule, message, place, evidence), related=related)
+    severity = detector.severity or rule.severity
+    found = replace(finding(rule, message, place, evidence), related=related, severity=severity)
     yield found if place is not None else replace(found, subject=Subject("run", "run"))
 
 

@@ -46,7 +46,8 @@ class OpRow:
     """Calls of one op that agree in phase, dtypes, module, line and autocast dtype. ``elements``, ``bytes``: outputs;
     ``read``: bytes of the tensors it was given.
 
-    ``autocast`` is the low-precision dtype of the region in force on the op's device, or None when autocast is off.
+    ``autocast`` is the low-precision dtype of the region in force on the op's device, or None when autocast is off;
+    ``off``: it is off in a region that lies within one that is on (of a backward op: its forward op's).
     ``flops`` counts multiply-adds twice, for matmul and convolution ops only, else None.
     ``nanoseconds``: what the calls took, each by itself, on deep steps: by the clock on the CPU, between two events in
     the stream on a GPU.
@@ -64,6 +65,7 @@ class OpRow:
     read: int = 0
     flops: int | None = None
     nanoseconds: int | None = None
+    off: bool = False
 
 
 @dataclass(slots=True)

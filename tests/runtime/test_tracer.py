@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from amp_audit.runtime.plans import Plan
+from amp_audit.runtime.tracer import OFF
 from amp_audit.trace.schema import OpRow
 from tests.runtime import programs
 from tests.runtime.programs import record, recorded
+from tests.runtime.recording import recorded as session_recorded
 
 torch.set_num_threads(1)
 
@@ -466,10 +469,36 @@ def test_dtype_of_the_region_is_that_of_the_operators_device() -> None:
 
     assert enter(1, "cuda", "float16", True) == {"cuda": "float16"}
     assert enter(2, "cpu", "bfloat16", True) == {"cuda": "float16", "cpu": "bfloat16"}
-    assert enter(3, "cuda", "float16", False) == {"cpu": "bfloat16"}
+    assert enter(3, "cuda", "float16", False) == {"cuda": OFF, "cpu": "bfloat16"}
     assert leave(3) == {"cuda": "float16", "cpu": "bfloat16"}
     assert leave(2) == {"cuda": "float16"}
     assert leave(1) == {}
+    assert enter(4, "cpu", "bfloat16", False) == {}  # nothing is on that it would turn off
+
+
+def test_work_in_a_region_turned_off_within_a_live_one_is_told_apart(tmp_path: Path) -> None:
+    weights = torch.ones(4, 4, requires_grad=True)
+
+    def run() -> None:
+        for _ in range(2):
+            optimizer = torch.optim.SGD([weights], 0.1)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                low = torch.ones(2, 4) @ weights
+                with torch.autocast("cpu", enabled=False):
+                    kept = torch.ones(2, 4) @ weights
+            with torch.autocast("cpu", enabled=False):
+                stray = torch.ones(2, 4) @ weights
+            (low.float() + kept + stray).sum().backward()
+            optimizer.step()
+
+    rows = [row for step in session_recorded(run, tmp_path).steps for row in step.ops if row.op == "aten.mm"]
+    lines = sorted({row.place.line or 0 for row in rows})
+    by_line = {line: {(row.phase, row.off, row.autocast) for row in rows if row.place.line == line} for line in lines}
+    assert list(by_line.values()) == [
+        {("forward", False, "bfloat16"), ("backward", False, None)},
+        {("forward", True, None), ("backward", True, None)},
+        {("forward", False, None), ("backward", False, None)},
+    ]
 
 
 def test_bitwise_the_same_numbers() -> None:
