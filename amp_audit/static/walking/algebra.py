@@ -19,6 +19,7 @@ from amp_audit.static.walking.values import (
     Tensor,
     Value,
     among,
+    is_gradient,
     is_volatile,
     key_of,
     short,
@@ -39,7 +40,7 @@ def subscript(base: Value, index: Value) -> Value:
             return found
     if isinstance(base, Tensor):
         return base
-    if isinstance(base, Parameters):
+    if isinstance(base, Parameters) or is_gradient(base):
         return base
     volatile = is_volatile(base) or is_volatile(index)
     text = f"{base.text}[{key_of(index)}]" if isinstance(base, Symbol) and base.text else ""
@@ -74,6 +75,10 @@ def with_item(table: Table, key: Value, value: Value) -> Table:
 def combine(op: str, left: Value, right: Value) -> Value:
     if op == "/" and isinstance(right, Scale) and isinstance(left, Literal):
         return replace(right, inverse=not right.inverse)
+    if op == "*" and isinstance(left, Scale) and isinstance(right, (Literal, Symbol)):
+        return left
+    if op == "*" and isinstance(right, Scale) and isinstance(left, (Literal, Symbol)):
+        return right
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return _tensor_arithmetic(op, left, right)
     if isinstance(left, Items) and isinstance(right, Items) and op == "+":
@@ -117,7 +122,7 @@ def _tensor_arithmetic(op: str, left: Value, right: Value) -> Tensor:
     doubt = any(t.doubt for t in both) or len(scaled) > 1 or by_hand
     dtype = dtypes.pop() if len(dtypes) == 1 else None
     ran: frozenset[str] = frozenset().union(*(t.ran for t in both))
-    cut = all(t.cut for t in both)
+    cut = all(t.cut for t in both) and not _may_be_scale(other)
     plain = (added and not doubt) or any(t.plain for t in both)
     return Tensor(
         owners, dtype, None if doubt else scaled.pop(), doubt, False, _divisors(op, both, other), ran, plain, cut
@@ -125,14 +130,15 @@ def _tensor_arithmetic(op: str, left: Value, right: Value) -> Tensor:
 
 
 def descaled(op: str, left: Value, right: Value) -> Scale | None:
-    """The scale by which something that carries it, or may carry it, is divided."""
+    """The scale by which something that carries it, or may carry it, is divided, or which is divided by its norm."""
     tensor, scale = (right, left) if isinstance(left, Scale) else (left, right)
     if not isinstance(tensor, Tensor) or not isinstance(scale, Scale):
         return None
     if tensor.scaled != scale.scaler and not tensor.doubt:
         return None
     undone = (op == "*" and scale.inverse) or (op == "/" and not scale.inverse and right is scale)
-    return scale if undone else None
+    compared = op == "/" and left is scale and not scale.inverse and tensor.cut
+    return scale if undone or compared else None
 
 
 def _divisors(op: str, tensors: list[Tensor], other: Value | None) -> frozenset[Hashable]:

@@ -19,6 +19,7 @@ from amp_audit.static.walking.values import (
     Tensor,
     Value,
     inside,
+    is_gradient,
 )
 from amp_audit.static.walking.world import World
 
@@ -52,20 +53,27 @@ class ByHand(Contexts):
         elif name in _CLIPS:
             self.walker.emit(world, Event(Kind.CLIP, owners=owners), node.at)
         elif name.endswith("_"):
-            proportional = name in _PROPORTIONAL
+            proportional = name in _PROPORTIONAL and not any(map(is_measure, args))
             self.walker.emit(world, Event(Kind.GRAD_WRITE, owners=owners, proportional=proportional), node.at)
         if name in _MEASURES:
             return MEASURE
         return GRADIENT if name == "clone" or gradient is GRADIENT else None
 
-    def reads(self, name: str, values: list[Value], at: int, world: World) -> None:
-        """A function that measures or reports what it is given: a gradient, perhaps."""
+    def foreach(self, name: str, node: ir.Call, args: list[Value], world: World) -> Value | None:
+        """``torch._foreach_mul_(grads, x)`` and its like: what the method does to each of the gradients."""
+        method = name.removeprefix("torch._foreach_")
+        given = gradient_in(args[0]) if args and method != name else None
+        return None if given is None else self.of_gradient(given, method, node, args[1:], world)
+
+    def reads(self, name: str, values: list[Value], at: int, world: World) -> bool:
+        """A function that measures or reports what it is given: a gradient, perhaps. Whether it gives its size."""
         reports = name.rpartition(".")[2] in _REPORTS and not self.walker.asked(FINITE)  # NaN is NaN with any scale
         measures = bool(_NORM.search(name)) or reports
         given = [item for value in values for item in inside(value) if is_gradient(item)] if measures else []
         if given:
             owners = frozenset().union(*map(_owners, given)) if all(map(_owners, given)) else frozenset()
             self.walker.emit(world, Event(Kind.GRAD_READ, owners=known(owners)), at)
+        return bool(given) and not reports
 
     def reads_loss(self, value: Value, at: int, world: World) -> None:
         """A tensor is turned into a number: the scaled loss, perhaps."""
@@ -78,11 +86,16 @@ class ByHand(Contexts):
         owners = known(_owners(base))
         self.walker.emit(world, Event(Kind.HOOK, owners=owners, proportional=False if spoils else None), at)
 
-    def changed(self, target: ir.Attr, op: str, world: World) -> bool:
-        """``p.grad += x`` and its like; False when it is something else."""
-        for base, _ in self.walker.eval(target, world)[:1] if target.name in ("grad", "data") else ():
+    def changed(self, target: ir.Expr, op: str, made: Value, world: World) -> bool:
+        """``p.grad += x`` and its like, ``g *= c`` for a gradient that has a name; False when it is something else.
+        ``made`` is what the operator gives, a measure if a gradient is multiplied by one.
+        """
+        clips = op in ("*", "/") and is_measure(made)
+        direct = target.name in ("grad", "data") if isinstance(target, ir.Attr) else clips
+        for base, _ in self.walker.eval(target, world)[:1] if direct else ():
             if is_gradient(base):
-                event = Event(Kind.GRAD_WRITE, owners=known(_owners(base)), proportional=op in ("*", "/"))
+                proportional = op in ("*", "/") and not clips
+                event = Event(Kind.GRAD_WRITE, owners=known(_owners(base)), proportional=proportional)
                 self.walker.emit(world, event, target.at)
                 return True
         return False
@@ -130,9 +143,14 @@ def _picks(world: World) -> bool:
     return any(key.endswith(now) and "requires_grad" not in key for key in world.flags)
 
 
-def is_gradient(value: Value) -> bool:
-    """Whether it is ``p.grad``, or a gradient whose owner is not known."""
-    return value is GRADIENT or (isinstance(value, Method) and value.name == "grad")
+def is_measure(value: Value) -> bool:
+    """Whether it is the size of gradients that may carry the scale, or a number made of it, as one to clip by."""
+    return isinstance(value, Tensor) and value.doubt and value.cut
+
+
+def gradient_in(value: Value) -> Value | None:
+    """A gradient, or one of those that a list holds."""
+    return next((item for item in inside(value) if is_gradient(item)), None)
 
 
 def is_weights(value: Value) -> bool:

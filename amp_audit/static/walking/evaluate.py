@@ -38,6 +38,7 @@ from amp_audit.static.walking.values import (
     Tensor,
     Value,
     extended,
+    is_gradient,
     is_volatile,
     key_of,
     label,
@@ -417,7 +418,9 @@ class Evaluator(abc.ABC):
             for values, after in self._each(parts, each):
                 element = values[-1]
                 owners = set(element.owners) if isinstance(element, (Parameters, Tensor)) else set()
-                if isinstance(element, Parameters):
+                if is_gradient(element):
+                    results.append((element, after))
+                elif isinstance(element, Parameters):
                     part = element.part or any(tests for _, _, tests in node.loops)
                     results.append((Parameters(frozenset(owners), part), after))
                 elif isinstance(element, Tensor):
@@ -499,7 +502,7 @@ class Evaluator(abc.ABC):
 
     def element(self, value: Value, number: int, world: World) -> Value:
         """The item of an unknown iterable in one round; the same round of another loop over it gives the same."""
-        if isinstance(value, (Parameters, Tensor)):
+        if isinstance(value, (Parameters, Tensor)) or is_gradient(value):
             return value
         if isinstance(value, Method) and value.name == "enumerate":
             return Items((counter(key_of(value), number, world), self.element(value.base, number, world)))

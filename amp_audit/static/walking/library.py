@@ -72,6 +72,7 @@ CLIPS = frozenset(
         "torch.nn.utils.clip_grad_norm_",
         "torch.nn.utils.clip_grad_value_",
         "torch.nn.utils.clip_grad_norm",
+        "torch.nn.utils.clip_grads_with_norm_",
         "timm.utils.dispatch_clip_grad",
         "timm.utils.clip_grad.dispatch_clip_grad",
         "timm.utils.adaptive_clip_grad",
@@ -110,7 +111,11 @@ class Library(Methods):
     """Turns calls of library functions into events and values."""
 
     def _external(self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
-        self.reads(name, [*args, *named.values()], node.at, world)
+        changed = self.foreach(name, node, args, world)
+        if changed is not None:
+            return [(changed, world)]
+        if self.reads(name, [*args, *named.values()], node.at, world):
+            return [(MEASURE, world)]
         if name in SCALERS:
             sharded = "Sharded" in name
             return self._new_scaler(node, argument(args, named, "enabled", _ENABLED_AT.get(name)), world, sharded)

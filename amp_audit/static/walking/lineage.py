@@ -96,7 +96,7 @@ def together(tensors: list[Tensor], dtype: str | None) -> Tensor:
         all(t.leaf and not t.cut for t in tensors),
         any(t.plain for t in tensors),
     )
-    return Tensor(owners, word, carried, doubt, leaf, divided, ran, plain)
+    return Tensor(owners, word, carried, doubt, leaf, divided, ran, plain, doubt and all(t.cut for t in tensors))
 
 
 def scaled(value: Value, scaler: Hashable) -> Value:

@@ -12,7 +12,7 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_scheduler
 from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.algebra import combine, descaled, subscript
-from amp_audit.static.walking.byhand import is_gradient, is_weights
+from amp_audit.static.walking.byhand import is_measure, is_weights
 from amp_audit.static.walking.choices import chosen, is_choice
 from amp_audit.static.walking.contexts import place_of
 from amp_audit.static.walking.ducks import OWNING, SCALER_NAME, is_average, tail, tail_of
@@ -51,6 +51,7 @@ from amp_audit.static.walking.values import (
     Tensor,
     Value,
     inside,
+    is_gradient,
     key_of,
     label,
     short,
@@ -307,6 +308,8 @@ class Methods(Ranks):
             return self._backward(tensor, node, world, _gradient(args, named))
         if name == "register_hook":
             self.hooked(tensor, args[0] if args else None, node.at, world)
+        if name == "item" and is_measure(tensor):
+            return [(tensor, world)]
         if name in ("detach", "item", "tolist", "numpy"):
             if name == "detach":
                 return [(Tensor(scaled=tensor.scaled, doubt=tensor.doubt, cut=True), world)]

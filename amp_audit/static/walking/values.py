@@ -243,6 +243,11 @@ Value: TypeAlias = (
 )
 
 
+def is_gradient(value: Value) -> bool:
+    """Whether it is ``p.grad``, or a gradient whose owner is not known."""
+    return value is GRADIENT or (isinstance(value, Method) and value.name == "grad")
+
+
 def inside(value: Value) -> Iterator[Value]:
     """The value, and all that the containers in it hold."""
     yield value

@@ -98,7 +98,8 @@ class Walker(Caller):
         binary = ir.Binary(statement.at, statement.op, statement.target, statement.value)
         for value, after in self.eval(binary, world):
             target = statement.target
-            if isinstance(target, ir.Attr) and self.effects.changed(target, statement.op, after):
+            named = isinstance(target, (ir.Attr, ir.Name))
+            if named and self.effects.changed(target, statement.op, value, after):
                 flow.fall.append(after)
                 continue
             self.bind(target, value, after)
