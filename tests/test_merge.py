@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_audit import merge
+from amp_audit import merge, rulebook
 from amp_audit.events import Kind
 from amp_audit.merge import Run, observe
 from amp_audit.model import Confidence, Evidence, Finding, Location, Related, Severity, Subject, Verdict
@@ -312,3 +312,15 @@ def test_a_wait_for_the_device_needs_no_low_precision() -> None:
     row = OpRow("forward", "aten::div", ("float32",), "float32", Place(HERE, 5), None, 1)
     (told,) = merge.merge([found("AMP606")], [], run(5, ops={5: row}), BOOK)
     assert told.verdict is Verdict.STATIC and not told.note
+
+
+def test_what_an_error_of_the_run_proves_is_an_error() -> None:
+    # The run alone would have failed the build: what is known besides may not let it pass.
+    book = rulebook.load()
+    weaker = {
+        (known.id, proof)
+        for known in book.rules.values()
+        for proof in known.confirmed_by
+        if (known.confirmed_severity or known.severity) < book[proof].severity
+    }
+    assert weaker == set()

@@ -171,11 +171,19 @@ def _window(run: Summary) -> Iterator[RenderableType]:
     window = run.window
     if window is None:
         return
+    if window.broken:
+        yield Text(f"the gradients of {_of_steps(window.broken)} hold inf or NaN at any loss scale")
+    if not window.elements:
+        return
     if window.low is None or window.high is None:
         yield Text("no loss scale fits the gradients into float16")
     else:
-        where = f"{'step' if len(window.steps) == 1 else 'steps'} {ranges(window.steps)}"
+        where = _of_steps(window.steps)
         yield Text(f"the gradients of {where} fit into float16 at {scale(window.low)} to {scale(window.high)}")
+
+
+def _of_steps(steps: Sequence[int]) -> str:
+    return f"{'step' if len(steps) == 1 else 'steps'} {ranges(steps)}"
 
 
 def _health(item: Health) -> str:

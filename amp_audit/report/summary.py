@@ -160,13 +160,15 @@ class Health:
 class Window:
     """Loss scales at which the gradients of the measured steps fit into float16; ``low`` None: there is none.
 
-    ``elements``: gradient elements that were counted, by exponent, on ``steps``.
+    ``elements``: gradient elements that were counted, by exponent, on ``steps``. ``broken``: steps whose gradients hold
+    inf or NaN at any loss scale.
     """
 
     low: float | None
     high: float | None
     elements: int
     steps: tuple[int, ...]
+    broken: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,11 +410,11 @@ _TOLERATED = 0.001
 
 def _window(traces: Sequence[Trace]) -> Window | None:
     found = together(traces)
-    if not found.counts:
+    if not found.counts and not found.broken:
         return None
     window = found.window(_TOLERATED)
     low, high = (2.0 ** window[0], 2.0 ** window[1]) if window else (None, None)
-    return Window(low, high, found.nonzero, tuple(found.steps))
+    return Window(low, high, found.nonzero, tuple(found.steps), tuple(found.broken))
 
 
 _HEALTH = (("loss", "value", "loss"), ("grad_norm", "norm", "gradient norm"))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from amp_audit import policy
@@ -28,6 +28,8 @@ POWERS = range(-24, 49)
 class Magnitudes:
     """How many gradient elements had which exponent, the loss scale taken out. ``steps``: those that were counted.
 
+    ``broken``: steps that were not, since what they hold of inf or NaN is there at any loss scale.
+
     ``corrections``: by power of two, how much smaller a share that loss scale lost where the backward pass was repeated
     at it, than exponents say.
     """
@@ -35,6 +37,7 @@ class Magnitudes:
     counts: dict[int, int] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
     corrections: dict[int, float] = field(default_factory=dict)
+    broken: list[int] = field(default_factory=list)
 
     @property
     def nonzero(self) -> int:
@@ -77,14 +80,17 @@ def magnitudes(trace: Trace, module: str | None = None, *, searching: bool = Tru
     """Of all that the backward pass computed in float16, by the ops of one module or of all.
 
     A scale that is no power of two is taken for the next one below. Without ``searching`` steps that were skipped are
-    left out, unless all were: that is how a scaler looks for its scale.
+    left out, unless all were: that is how a scaler looks for its scale. Steps that no scale would have saved are
+    always left out.
     """
     found = Magnitudes()
+    hopeless = _hopeless(trace)
     skipped = {step for step, number in numbers(trace, "scale") if number.values.get("skipped")}
     counted = {step for step, _ in _exponents(trace, "backward")}
-    left_out = skipped if not searching and counted - skipped else frozenset()
+    found.broken = sorted(counted & hopeless)
+    left_out = skipped if not searching and counted - hopeless - skipped else frozenset()
     for step, number in _exponents(trace, "backward"):
-        if step in left_out:
+        if step in left_out or step in hopeless:
             continue
         if module is not None and number.subject != module:
             continue
@@ -94,13 +100,24 @@ def magnitudes(trace: Trace, module: str | None = None, *, searching: bool = Tru
         for exponent, count in _counts(number):
             found.counts[exponent - shift] = found.counts.get(exponent - shift, 0) + count
         found.steps.append(step)
-    found.corrections = _corrections(trace, module)
+    found.corrections = _corrections(trace, module, hopeless)
     return found
 
 
-def _corrections(trace: Trace, module: str | None) -> dict[int, float]:
+def _hopeless(trace: Trace) -> set[int]:
+    """Steps whose loss is inf or NaN, or whose gradients become so without being too large for their scale."""
+    found = {step for step, number in numbers(trace, "loss") if number.values.get("value", 0.0) is None}
+    for step, number in numbers(trace, "nonfinite"):
+        if number.phase != "backward" or number.values.get("nan"):
+            found.add(step)
+    return found
+
+
+def _corrections(trace: Trace, module: str | None, hopeless: Set[int]) -> dict[int, float]:
     """By power of two: the share that exponents say is lost, less that which was, of the same gradients."""
-    exponents = {(step, number.subject): number for step, number in _exponents(trace, "backward")}
+    exponents = {
+        (step, number.subject): number for step, number in _exponents(trace, "backward") if step not in hopeless
+    }
     excess: dict[int, int] = {}
     nonzero = 0
     for step, number in numbers(trace, "rescaled"):
@@ -204,6 +221,7 @@ def together(traces: Iterable[Trace]) -> Magnitudes:
         for exponent, count in one.counts.items():
             total.counts[exponent] = total.counts.get(exponent, 0) + count
         total.steps = sorted({*total.steps, *one.steps})
+        total.broken = sorted({*total.broken, *one.broken})
     return total
 
 
