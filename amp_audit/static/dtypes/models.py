@@ -114,6 +114,11 @@ _VECTORS = surface.REDUCTIONS | surface.LOSSES
 """Ops that give a vector where they do not give a number."""
 GATHER = "gather"
 """What DataParallel does last: the numbers of its devices become a vector."""
+_AVERAGES = {
+    "torch.optim.swa_utils.AveragedModel": "update_parameters",
+    **{f"timm.utils.{place}ModelEma{kind}": "update" for place in ("", "model_ema.") for kind in ("", "V2", "V3")},
+}
+"""Classes that keep an average of a model's weights in a copy of the model, and the methods that move it on."""
 _TELLING = frozenset({"parameters", "named_parameters", "train", "eval", "zero_grad"})
 """Methods by whose calls a model is known, whatever made it."""
 
@@ -243,6 +248,8 @@ class Models(Operations):
             if not (args and isinstance(args[0], Const) and args[0].value is True):
                 self.record.frozen.add(base.id)
             return base
+        if name == _AVERAGES.get(self.libraries.get(base.id, "")):
+            self.notice("average", self.tensor_of(Params(frozenset({base.id}))) or Tensor(), at)
         target = cast_target(name, args, named)
         if name == "apply" or (name in ("to", "type") and (target is None or UNKNOWN in target.dtypes)):
             self._doubt(base, args, named)
@@ -355,6 +362,9 @@ class Models(Operations):
         root, _, last = dotted.rpartition(".")
         if last == "autocast" and root.startswith("torch"):
             return autocast(root, args, named)
+        if dotted in _AVERAGES:
+            self.libraries[self.path, at] = dotted
+            return self._copied(args or [*named.values()], at)
         if dotted.startswith("torch.optim.") and last[:1].isupper() and "lr_scheduler" not in dotted:
             return self._optimizer(dotted, args, named, at)
         if dotted.startswith("torch.nn.") and last in surface.LAYERS:

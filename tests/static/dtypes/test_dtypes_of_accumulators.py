@@ -142,3 +142,30 @@ TABLES = """
 )
 def test_tables_that_are_cast_along(table: str, body: str) -> None:
     check(train=filled(TABLES.replace("TABLE", table), body))
+
+
+AVERAGED = """
+    import torch
+    from {module} import {name}
+
+    def train(loader, build):
+        model = build().bfloat16()  # AMP402
+        average = {name}(model){cast}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).float().mean().backward()
+            optimizer.step()
+            average.{method}(model){comment}
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "method"),
+    [("torch.optim.swa_utils", "AveragedModel", "update_parameters"), ("timm.utils", "ModelEmaV2", "update")],
+)
+def test_averages_that_libraries_keep(module: str, name: str, method: str) -> None:
+    known = {"module": module, "name": name, "method": method}
+    check(train=AVERAGED.format(**known, cast="", comment="  # AMP412"))
+    check(train=AVERAGED.format(**known, cast=".float()", comment=""))
+    check(train=AVERAGED.format(**{**known, "method": "eval"}, cast="", comment=""))
