@@ -50,7 +50,9 @@ more; for further ones what it does is unknown."""
 
 class Caller(Evaluator):
     """Follows calls. ``followed`` are the functions that were walked, by path and ordinal. Of those of other files
-    ``came`` says how often the walk came to them, ``limits`` how many entries may walk through them."""
+    ``came`` says how often the walk came to them, ``limits`` how many entries may walk through them. ``thrifty``: there is
+    little fuel, so that helpers are not followed for the models that they run.
+    """
 
     def __init__(
         self, code: project.Project, watch: Watch[Place], heat: Heat, path: str, visits: Counter[tuple[str, int]]
@@ -60,6 +62,7 @@ class Caller(Evaluator):
         self.effects = Effects(self)
         self.followed: set[tuple[str, int]] = set()
         self.came: Counter[tuple[str, int]] = Counter()
+        self.thrifty = False
         self.limits: dict[tuple[str, int], int] = {}
         self._path = path
         self._visits = visits
@@ -121,7 +124,8 @@ class Caller(Evaluator):
     ) -> Results:
         self._named_for(func, node, bool(args or named), world)
         helps = self.heat.followed(func.function)
-        if not (helps or self._runs_a_model(func, args, named, world)) or func.function.is_generator:
+        runs = not helps and not self.thrifty and self._runs_a_model(func, args, named, world)
+        if not (helps or runs) or func.function.is_generator:
             return [(self.effects.result(func, node, args, named, world), world)]
         if len(world.frames) > MAX_DEPTH or any(frame.function is func.function for frame in world.frames):
             return [(fresh(node, world), world)]

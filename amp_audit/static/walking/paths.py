@@ -257,7 +257,7 @@ class _Surveyor:
         run: Callable[[Walker, World], list[World]],
     ) -> _Attempt:
         walker = Walker(self.project, self.watch, self.heat, module.path, self.done.visits)
-        walker.fuel = fuel
+        walker.fuel, walker.thrifty = fuel, fuel < walk.FUEL
         world = start()
         world.limits = limits
         try:
