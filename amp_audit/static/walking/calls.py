@@ -50,8 +50,8 @@ more; for further ones what it does is unknown."""
 
 class Caller(Evaluator):
     """Follows calls. ``followed`` are the functions that were walked, by path and ordinal. Of those of other files
-    ``came`` says how often the walk came to them, ``limits`` how many entries may walk through them. ``thrifty``: there is
-    little fuel, so that helpers are not followed for the models that they run.
+    ``came`` says how often the walk came to them, ``limits`` how many entries may walk through them. ``thrifty``: there
+    is little fuel, so that helpers are not followed for the models that they run.
     """
 
     def __init__(
