@@ -85,6 +85,7 @@ class Event:
     was computed: ``"float16"``, ``"bfloat16"``, ``"float32"`` or None when unknown.
     ``contents`` are the kinds of state a save or load holds: model, optimizer, scaler.
     ``enabled`` says of a region that it is on, of a forward, when False, that no gradients are recorded.
+    ``foreign`` says of a region that a framework entered it around code that it calls (only a run knows).
     ``site`` is where a scaler was built, the same for every scaler that one constructor call makes.
     ``skipped`` says of a step through a scaler that an inf was found (only a run knows).
     ``given`` says of an update that the caller set the new scale, which needs no inf checks, and of a scheduler's step
@@ -120,6 +121,7 @@ class Event:
     dtype: str | None = None
     enabled: bool | None = None
     cache: bool = True
+    foreign: bool = False
     contents: frozenset[str] = frozenset()
     site: Id | None = None
     skipped: bool = False

@@ -29,6 +29,7 @@ def advance(state: State, event: Event) -> tuple[State, Facts]:
         "enabled": event.enabled,
         "region": "live" if live_region(state) else "none",
         "region_dtype": region_dtype(state),
+        "foreign": (region := live_region(state)) is not None and region.foreign,
         "skipped": event.skipped,
         "sharded": event.sharded,
         "frozen": event.frozen,
@@ -142,7 +143,7 @@ def _optimizer_new(state: State, event: Event, facts: dict[str, object]) -> Stat
 
 def _region_enter(state: State, event: Event, facts: dict[str, object]) -> State:
     outer = region_dtype(state)
-    entered = Region(event.region, event.device, event.dtype, event.enabled, event.cache)
+    entered = Region(event.region, event.device, event.dtype, event.enabled, event.cache, foreign=event.foreign)
     around = live_region(state)
     same_device = around is not None and (None in (around.device, event.device) or around.device == event.device)
     facts["dtype_conflict"] = (

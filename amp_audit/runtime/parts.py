@@ -84,6 +84,9 @@ class Places(Protocol):
     def here(self) -> Place:
         """The calling thread's innermost line outside torch and outside amp_audit; columns where Python gives them."""
 
+    def entered_by_program(self) -> bool:
+        """Whether what the calling thread is entering is entered by the program, not around it by a framework."""
+
 
 class Probe(Protocol):
     """A part that looks at an optimizer around its step."""

@@ -41,6 +41,8 @@ _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _INDUCTOR = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(tempfile.gettempdir(), "torchinductor_")
 _GENERATED = ("<eval_with_key", "<frozen ", "<string>", _INDUCTOR)
 _COMPILED = os.path.join(_TORCH, "_functorch", "_aot_autograd") + os.sep
+_ENTERS = frozenset({"__enter__", "enter_context", "__aenter__"})
+"""What a ``with`` statement calls, also of Python's own context managers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,21 @@ class Places:
         if frame is None:
             return Place()
         return self.place(self.site(frame, self.modules.current(), 0))
+
+    def entered_by_program(self) -> bool:
+        """Whether the program enters what the calling thread is entering: by itself, or where one of its own ``with``
+        statements has installed code do it. A framework that calls the program within has entered it by itself.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        called, through_installed = "", False
+        while frame is not None:
+            if self.kind(frame.f_code) == USER:
+                if not _installed(frame.f_code):
+                    return not through_installed or called in _ENTERS
+                through_installed = True
+            called = frame.f_code.co_name
+            frame = frame.f_back
+        return True
 
     def of_error(self, error: BaseException) -> Place:
         """Where an error was raised: the innermost line outside torch that it went through."""

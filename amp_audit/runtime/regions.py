@@ -80,6 +80,7 @@ class Regions:
                         dtype=short(region.fast_dtype),
                         enabled=bool(region._enabled),
                         cache=bool(region._cache_enabled),
+                        foreign=not self._teller.host.places.entered_by_program(),
                     )
             return result
 

@@ -96,6 +96,7 @@ def event_of(row: EventRow) -> Event:
         dtype=row.dtype,
         enabled=row.enabled,
         cache=row.cache,
+        foreign=row.foreign,
         contents=frozenset(row.contents),
         site=row.site,
         skipped=row.skipped,

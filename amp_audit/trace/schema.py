@@ -116,6 +116,7 @@ class EventRow:
     dtype: str | None = None
     enabled: bool | None = None
     cache: bool = True
+    foreign: bool = False
     contents: tuple[str, ...] = ()
     site: str | None = None
     skipped: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import pickle
 import warnings
@@ -14,7 +15,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from amp_audit import rulebook
 from amp_audit.runtime import roots
+from amp_audit.trace import judge
 from amp_audit.trace.schema import EventRow
 from tests.runtime.recording import events, kinds, notes, numbers, recorded
 
@@ -437,3 +440,51 @@ def test_a_compiled_model_stays_in_one_graph(tmp_path: Path) -> None:
     trace = recorded(run, tmp_path, sample="1000")
     assert trace.end is not None and trace.end.reason == "finished"
     assert len(named(events(trace), "forward")) == 3
+
+
+FRAMEWORK = """
+from contextlib import contextmanager
+import torch
+
+def fit(training_step):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        training_step()
+
+@contextmanager
+def region():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        yield
+"""
+
+
+def test_a_region_that_a_framework_entered_around_the_program_is_none_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "framework_of_this_test.py").write_text(FRAMEWORK)
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    framework = importlib.import_module("framework_of_this_test")
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        model(torch.ones(3, 4)).float().sum().backward()
+        optimizer.step()
+
+    def own() -> None:
+        with framework.region():
+            step()
+
+    def nested() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            step()
+
+    for run, foreign, told in (
+        (lambda: framework.fit(step), [True], set()),
+        (own, [False], {"AMP302", "AMP303"}),
+        (lambda: framework.fit(nested), [True, False], {"AMP302", "AMP303"}),
+    ):
+        trace = recorded(run, tmp_path / str(len(told)) / str(foreign))
+        rows = [row for part in trace.steps for row in part.events]
+        assert [row.foreign for row in named(rows, "region_enter")] == foreign
+        assert {one.rule for one in judge.findings([trace], rulebook.load())} & {"AMP302", "AMP303"} == told
