@@ -80,7 +80,8 @@ class Event:
     """One thing a training program does. Positions are kept beside events, never in them.
 
     ``owners`` are the parameter owners concerned (models or parameter groups); None when they cannot be resolved.
-    ``scaled`` says of a backward whether the loss carried the loss scale (None: unknown).
+    ``scaled`` says of a backward whether the loss carried the loss scale (None: unknown), of a scale whether a part of
+    what is scaled surely did before.
     ``dtype`` is the low-precision dtype of the region (region_enter), or the one in which the loss of a backward
     was computed: ``"float16"``, ``"bfloat16"``, ``"float32"`` or None when unknown.
     ``contents`` are the kinds of state a save or load holds: model, optimizer, scaler.

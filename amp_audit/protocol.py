@@ -438,6 +438,7 @@ def _autograd_grad(state: State, event: Event, facts: dict[str, object]) -> Stat
 
 def _scale(state: State, event: Event, facts: dict[str, object]) -> State:
     """What was read since the last update is the scale that is multiplied with here."""
+    facts["again"] = bool(event.scaled)
     reads = tuple((key, "fresh" if _of(key, event.scaler) and value == "next" else value) for key, value in state.reads)
     scaler = get(state.scalers, event.scaler) or Scaler()
     return replace(state, reads=reads, scalers=put(state.scalers, event.scaler, replace(scaler, used=True)))

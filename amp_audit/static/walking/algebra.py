@@ -124,9 +124,21 @@ def _tensor_arithmetic(op: str, left: Value, right: Value) -> Tensor:
     ran: frozenset[str] = frozenset().union(*(t.ran for t in both))
     cut = all(t.cut for t in both) and not _may_be_scale(other)
     plain = (added and not doubt) or any(t.plain for t in both)
-    return Tensor(
-        owners, dtype, None if doubt else scaled.pop(), doubt, False, _divisors(op, both, other), ran, plain, cut
-    )
+    carried, divided = None if doubt else scaled.pop(), _divisors(op, both, other)
+    return Tensor(owners, dtype, carried, doubt, False, divided, ran, plain, cut, _taken(op, both, other))
+
+
+def _taken(op: str, tensors: list[Tensor], other: Value | None) -> str:
+    """What is left of gradients that carry the scale: a factor or divisor may take it off, unless it is a number, or
+    stands before a penalty and is not called a scale.
+    """
+    kind = max(tensor.taken for tensor in tensors)
+    if not kind or op in ("+", "-"):
+        return kind
+    if op == "**" or (len(tensors) == 2 and op == "*" and all(tensor.taken for tensor in tensors)):
+        return "penalty"
+    weight = isinstance(other, Literal) or (kind == "penalty" and other is not None)
+    return kind if weight and not _may_be_scale(other) else ""
 
 
 def descaled(op: str, left: Value, right: Value) -> Scale | None:

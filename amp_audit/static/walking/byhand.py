@@ -7,7 +7,7 @@ import re
 from amp_audit.events import Event, Kind
 from amp_audit.static.source import ir
 from amp_audit.static.walking.contexts import Contexts
-from amp_audit.static.walking.lineage import FROZEN, known, owners_of
+from amp_audit.static.walking.lineage import FROZEN, known, owners_of, written
 from amp_audit.static.walking.values import (
     GRADIENT,
     NONE,
@@ -62,6 +62,8 @@ class ByHand(Contexts):
     def foreach(self, name: str, node: ir.Call, args: list[Value], world: World) -> Value | None:
         """``torch._foreach_mul_(grads, x)`` and its like: what the method does to each of the gradients."""
         method = name.removeprefix("torch._foreach_")
+        if method != name:
+            written(args, world)
         given = gradient_in(args[0]) if args and method != name else None
         return None if given is None else self.of_gradient(given, method, node, args[1:], world)
 
@@ -77,7 +79,7 @@ class ByHand(Contexts):
 
     def reads_loss(self, value: Value, at: int, world: World) -> None:
         """A tensor is turned into a number: the scaled loss, perhaps."""
-        if isinstance(value, Tensor) and value.scaled is not None:
+        if isinstance(value, Tensor) and value.scaled is not None and not value.taken and not value.plain:
             self.walker.emit(world, Event(Kind.LOSS_READ, scaler=value.scaled), at)
 
     def hooked(self, base: Value, hook: Value | None, at: int, world: World) -> None:

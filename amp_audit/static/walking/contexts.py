@@ -11,6 +11,7 @@ from amp_audit.records import replace
 from amp_audit.state import forget, get, live_region, region_dtype
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.boundaries import ACCUMULATION
 from amp_audit.static.walking.ducks import Ducks
 from amp_audit.static.walking.hot import dotted
@@ -48,6 +49,8 @@ _MAKER = re.compile(
     re.IGNORECASE,
 )
 _REFERENCE = re.compile(r"(^|_)(ref|reference)(_|$)", re.IGNORECASE)
+_SEEN = ("torch.", "builtins.")
+_NORMS = frozenset({"norm", "vector_norm", "square", "pow"})
 _FACTS_OF_TENSORS = frozenset({"shape", "device", "dtype", "ndim", "requires_grad", "is_cuda"})
 
 
@@ -130,7 +133,7 @@ class Contexts(Ducks):
         """What is left of something scaled that was divided by the scale, or of something that may be."""
         doubt = not any(isinstance(value, Tensor) and value.scaled == scale.scaler for value in given)
         self.walker.emit(world, Event(Kind.DESCALE, scaler=scale.scaler, read=scale.read, given=doubt), at)
-        return replace(made, scaled=None, doubt=False, plain=False) if isinstance(made, Tensor) else made
+        return replace(made, scaled=None, doubt=False, plain=False, taken="") if isinstance(made, Tensor) else made
 
     def result(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Value:
         """What a call that is not followed gives: a tensor when it is fed tensors or runs under autocast."""
@@ -146,7 +149,8 @@ class Contexts(Ducks):
             compares = len(values) > 1 and not isinstance(callee, Tensor)  # a loss is made here, of what was computed
             known_divisors = made.divided - UNSEEN if compares else made.divided
             ran = made.ran | self._ran_unseen(callee, given, world)
-            return replace(made, divided=known_divisors | _perhaps_divided(callee), ran=ran)
+            taken = made.taken and _still_taken(callee, made.taken, node)
+            return replace(made, divided=known_divisors | _perhaps_divided(callee), ran=ran, taken=taken)
         live = region_dtype(world.state)
         if live is not None and not world.no_grad and isinstance(callee, Func):
             models = [model for item in given if (model := self._as_model(item, world)) is not None]
@@ -250,6 +254,13 @@ def _builds(callee: Value) -> bool:
     """Whether code that is not followed is called a maker of models: each call of it makes another."""
     name = key_of(callee).rpartition(":")[2].rpartition(".")[2] if isinstance(callee, (External, Func)) else ""
     return bool(_MAKER.search(name))
+
+
+def _still_taken(callee: Value, kind: str, node: ir.Call) -> str:
+    """What a call makes of gradients that carry the scale: code that is not followed may take it off."""
+    if not isinstance(callee, Tensor) and not (isinstance(callee, External) and callee.dotted.startswith(_SEEN)):
+        return ""
+    return "penalty" if last_word(node.func) in _NORMS else kind
 
 
 def _perhaps_divided(callee: Value) -> frozenset[Hashable]:

@@ -289,6 +289,8 @@ class Library(Methods):
         if not any(_FIELD.search(name) for arg in node.args for name in names_in(arg.value)):
             event = Event(Kind.AUTOGRAD_GRAD, scaler=whole.scaled, scaled=scaled, dtype=whole.dtype)
             self.walker.emit(world, event, node.at)
+        if scaled:
+            whole = replace(whole, taken="gradients")
         return whole if given else self.result(External("torch.autograd.grad"), node, args, named, world)
 
     def _clip(self, parameters: Value, limit: Value | None, by_value: bool, node: ir.Call, world: World) -> Results:

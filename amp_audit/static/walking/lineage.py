@@ -10,6 +10,7 @@ from amp_audit.state import region_dtype
 from amp_audit.static.binding.project import External
 from amp_audit.static.walking.values import (
     Instance,
+    Items,
     Literal,
     Method,
     Parameters,
@@ -96,12 +97,30 @@ def together(tensors: list[Tensor], dtype: str | None) -> Tensor:
         all(t.leaf and not t.cut for t in tensors),
         any(t.plain for t in tensors),
     )
-    return Tensor(owners, word, carried, doubt, leaf, divided, ran, plain, doubt and all(t.cut for t in tensors))
+    cut = doubt and all(t.cut for t in tensors)
+    taken = max((t.taken for t in tensors), default="")  # a penalty among gradients is one
+    return Tensor(owners, word, carried, doubt, leaf, divided, ran, plain, cut, taken)
+
+
+def written(values: Iterable[Value], world: World) -> None:
+    """Gradients that carry the scale are written in place: under all names that they have here, it may be off."""
+    if not any(isinstance(item, Tensor) and item.taken == "gradients" for value in values for item in inside(value)):
+        return
+    world.env.update({name: _untaken(value) for name, value in world.env.items()})
+    for (path, name), value in list(world.globals.items()):
+        if _untaken(value) is not value:
+            world.put_global(path, name, _untaken(value))
+
+
+def _untaken(value: Value) -> Value:
+    if isinstance(value, Items) and any(isinstance(item, Tensor) and item.taken for item in inside(value)):
+        return Items(tuple(map(_untaken, value.items)))
+    return replace(value, taken="") if isinstance(value, Tensor) and value.taken else value
 
 
 def scaled(value: Value, scaler: Hashable) -> Value:
     if isinstance(value, Tensor):
-        return replace(value, scaled=scaler, doubt=False, plain=False)
+        return replace(value, scaled=scaler, doubt=False, plain=False, taken="")
     return Tensor(scaled=scaler, divided=UNSEEN)
 
 

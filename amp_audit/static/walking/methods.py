@@ -28,6 +28,7 @@ from amp_audit.static.walking.lineage import (
     thaw,
     together,
     with_children,
+    written,
 )
 from amp_audit.static.walking.ranks import Ranks
 from amp_audit.static.walking.values import (
@@ -157,7 +158,8 @@ class Methods(Ranks):
     def _scale(self, scaler: Hashable, enabled: bool, value: Value, node: ir.Call, world: World) -> Value:
         if not enabled:
             return value
-        self.walker.emit(world, Event(Kind.SCALE, scaler=scaler), node.at)
+        again = any(isinstance(item, Tensor) and item.taken == "penalty" for item in inside(value))
+        self.walker.emit(world, Event(Kind.SCALE, scaler=scaler, scaled=again), node.at)
         if isinstance(value, Items):
             return Items(tuple(scaled(item, scaler) for item in value.items))
         return scaled(value, scaler)
@@ -306,6 +308,8 @@ class Methods(Ranks):
     ) -> Results:
         if name == "backward":
             return self._backward(tensor, node, world, _gradient(args, named))
+        if name.endswith("_"):
+            written([tensor], world)
         if name == "register_hook":
             self.hooked(tensor, args[0] if args else None, node.at, world)
         if name == "item" and is_measure(tensor):

@@ -128,7 +128,9 @@ class Tensor:
     one that was not seen. ``dtype``: of the autocast region in which it was computed. ``leaf``: made anew from a
     number, so that no gradient gets past it. ``divided``: what it may have been divided by, or multiplied with.
     ``ran``: where the models it comes from ran: inside a region, outside of any, where autocast is off, unknown.
-    ``cut``: it has been detached. ``plain``: a term that carries no scale was added to one that does.
+    ``cut``: it has been detached. ``plain``: a term that carries no scale was added to one that does. ``taken``: what
+    ``autograd.grad`` gave of a scaled loss, the ``gradients`` or a ``penalty`` that is made of them, as long as nothing
+    can have divided them by the scale.
     """
 
     owners: Owners = frozenset()
@@ -140,6 +142,7 @@ class Tensor:
     ran: frozenset[str] = frozenset()
     plain: bool = False
     cut: bool = False
+    taken: str = ""
 
 
 GRADIENT = Tensor(doubt=True)

@@ -18,6 +18,7 @@ from amp_audit.static.walking.calls import Caller
 from amp_audit.static.walking.evaluate import Results
 from amp_audit.static.walking.flow import Flow
 from amp_audit.static.walking.hot import Heat
+from amp_audit.static.walking.lineage import written
 from amp_audit.static.walking.values import (
     NONE,
     Condition,
@@ -102,6 +103,8 @@ class Walker(Caller):
             if named and self.effects.changed(target, statement.op, value, after):
                 flow.fall.append(after)
                 continue
+            if isinstance(target, ir.Name):
+                written([self.lookup(target.id, after)], after)
             self.bind(target, value, after)
             flow.fall.append(after)
 
