@@ -265,7 +265,7 @@ def test_a_program_does_what_it_does_without_us(name: str, tmp_path: Path) -> No
     assert trace.end is not None and trace.end.steps >= 2
     notes = [note for step in trace.steps for note in step.notes]
     assert [note for note in notes if "torch.compile" not in note] == []
-    assert all(step.recorded and step.ops for step in trace.steps)
+    assert all(step.recorded and step.ops for step in trace.steps if not step.open)
     assert any(step.deep for step in trace.steps)
 
 
