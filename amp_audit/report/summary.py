@@ -223,6 +223,7 @@ def summarize(traces: Sequence[Trace]) -> Summary:
     first = min(trained, key=lambda trace: trace.header.rank)
     ranks = tuple(sorted({trace.header.rank for trace in trained}))
     world = max(trace.header.world_size for trace in traces)
+    valued = () if first.header.dry else first.steps  # a dry run's numbers were not computed
     rows = [row for trace in trained for step in trace.steps for row in step.ops]
     casts = [row for trace in trained for step in trace.steps for row in step.casts]
     return Summary(
@@ -241,9 +242,9 @@ def summarize(traces: Sequence[Trace]) -> Summary:
         allocated=_allocated(trained),
         saved=max(filter(None, map(_saved, trained)), key=lambda saved: saved.bytes, default=None),
         float32=_float32(rows),
-        scales=_scales(first.steps),
+        scales=_scales(valued),
         window=_window(trained),
-        health=tuple(_health(first.steps)),
+        health=tuple(_health(valued)),
         underflow=_underflow(step for trace in trained for step in trace.steps),
         regions=tuple(sorted({row.autocast for row in rows if row.autocast})),
         differences=_differences(rows, first.header),

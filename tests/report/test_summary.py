@@ -174,3 +174,15 @@ def test_of_live_tensors_the_moment_with_most_is_told_for_each_device() -> None:
         Live("cpu", 70, 1, (("float32", 60), ("bfloat16", 10))),
         Live("cuda:0", 12, 3, (("float32", 7), ("float16", 5))),
     )
+
+
+def test_a_dry_run_tells_no_values() -> None:
+    """Losses and scales of a dry run were not computed; operators and casts are real."""
+    trace = samples.trace(header=samples.header(dry=True))
+    trace.steps[0].numbers.append(Number("loss", values={"value": 0.0}))
+    summary = summarize([trace])
+    assert not summary.scales and summary.health == ()
+    assert summary.casts and summary.work
+    real = samples.trace()
+    real.steps[0].numbers.append(Number("loss", values={"value": 0.5}))
+    assert summarize([real]).scales and [each.name for each in summarize([real]).health] == ["loss"]
