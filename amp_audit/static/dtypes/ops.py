@@ -103,6 +103,8 @@ class Operations(abc.ABC):
             return
         self.entries.append(Entry(region, (self.path, at), len(self.active)))
         self.record.live_modules.setdefault(self.path, set()).add(region)
+        if region.live and self.active:
+            self.record.entering.add(self.active[-1])
         for loop in self.loops:
             loop.low = loop.low or region.live
         try:

@@ -79,6 +79,7 @@ class Record:
     trainings: dict[Training, None] = field(default_factory=dict)
     live_calls: set[Hashable] = field(default_factory=set)  # models called in a live region
     live_modules: dict[str, set[Region]] = field(default_factory=dict)  # path -> regions entered there
+    entering: set[Place] = field(default_factory=set)  # functions that enter a live region themselves
     scaled: set[Hashable] = field(default_factory=set)  # optimizers that a scaler steps
     frozen: set[Hashable] = field(default_factory=set)
     restored: dict[Place, Place] = field(default_factory=dict)  # optimizers that load a state -> where

@@ -142,7 +142,10 @@ def _run_models(project: Project, walk: Walk, reach: _Programs) -> None:
             (node for node in statements(cls.cls.body) if isinstance(node, ir.Function) and node.name == "forward"),
             None,
         )
-        if own is not None and walk.is_module(cls) and (cls.module.path, own.at) not in walk.visited:
+        if own is None or not walk.is_module(cls):
+            continue
+        # One that enters a region for a part of itself says thereby that the rest runs outside of one.
+        if (cls.module.path, own.at) not in walk.visited | walk.record.entering:
             walk.run_function(cls.module, own, cls, region)
 
 

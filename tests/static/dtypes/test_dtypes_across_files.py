@@ -157,3 +157,40 @@ def test_a_guard_that_a_nested_config_holds() -> None:
     """
     check(train=TRAIN, config=config.format(eps="1e-8"), model=model.format(comment="  # AMP503"))
     check(train=TRAIN, config=config.format(eps="1e-5"), model=model.format(comment=""))
+
+
+@pytest.mark.parametrize("around", ["contextlib.nullcontext()", "torch.autocast('cuda', dtype=torch.float16)"])
+def test_a_forward_that_enters_regions_itself_runs_outside_of_one(around: str) -> None:
+    """The features are cast to float32 between its regions; a trainer that cannot be followed adds none around it."""
+    train = """
+        import torch
+        from model import Net
+
+        def train(step, loader):
+            model = Net().cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            scaler = torch.amp.GradScaler("cuda")
+            for x in loader:
+                scaler.scale(step(model, x)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    """
+    model = f"""
+        import contextlib
+
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc = nn.Linear(8, 8)
+
+            def forward(self, x):
+                with torch.autocast("cuda", dtype=torch.float16):
+                    h = self.fc(x)
+                h = h.float()
+                with {around}:
+                    return h.transpose(0, 1) @ h{"  # AMP307" if "autocast" in around else ""}
+    """
+    check(train=train, model=model)
