@@ -100,9 +100,8 @@ def _bits_of(value: float, dtype: torch.dtype) -> int:
 
 def _flushed(reference: torch.Tensor, nonzero: torch.Tensor, after: torch.Tensor, threshold: float) -> torch.Tensor:
     """Of the elements that are not zero before, up to ``threshold``, those that are zero after."""
-    above = magnitude_bits(reference).sub_(
-        1 + _bits_of(threshold, reference.dtype)
-    )  # below zero: at most the threshold
+    # Below zero: at most the threshold.
+    above = magnitude_bits(reference).sub_(1 + _bits_of(threshold, reference.dtype))
     small = above.bitwise_right_shift_(8 * reference.dtype.itemsize - 1).bool()
     return torch.count_nonzero(small.logical_and_(nonzero).greater_(after.bool()))
 
@@ -140,5 +139,5 @@ _SQUARES = 2.0**-50
 
 
 def spacing(out: torch.Tensor) -> int:
-    """An odd number: every so manieth element of a result is enough to tell its error."""
+    """An odd number: elements of a result that lie so far apart are enough to tell its error."""
     return out.numel() // SAMPLE | 1

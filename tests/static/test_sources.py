@@ -121,6 +121,18 @@ def test_a_script_without_a_suffix_is_known_by_its_first_line(tmp_path: Path) ->
     assert names(tmp_path, tmp_path / "train") == ["train"]
 
 
+@pytest.mark.parametrize(("contents", "known"), [(b"x = 1\n", True), (b"all:\n\tmake x\n", False), (b"x\0", False)])
+def test_a_file_without_a_suffix_or_a_first_line_is_known_by_what_it_holds(
+    tmp_path: Path, contents: bytes, known: bool
+) -> None:
+    (tmp_path / "train").write_bytes(contents)
+    if known:
+        assert names(tmp_path, tmp_path / "train") == ["train"]
+    else:
+        with pytest.raises(SourceError, match="neither a Python file nor a notebook"):
+            find([tmp_path / "train"])
+
+
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x = 1\n")))
     gathered = gather(["-"])

@@ -156,13 +156,15 @@ def _is_script(path: str) -> bool:
         return False
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            data = file.read(256)
+            if data.startswith(b"#!"):
+                return b"python" in data.partition(b"\n")[0]
+            if b"\0" in data or os.path.splitext(path)[1]:
+                return False  # without reading on: it may be a checkpoint
+            data += file.read()
     except OSError:
         return True  # reading it again will say why not
-    first = data.partition(b"\n")[0]
-    if first.startswith(b"#!"):
-        return b"python" in first
-    return not os.path.splitext(path)[1] and _is_python(data)
+    return _is_python(data)
 
 
 def _is_python(data: bytes) -> bool:
