@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _dispatch(words)
         sys.stdout.flush()
+        if argv is None:
+            gc.freeze()  # the process ends: nobody needs to go through what is left for dead cycles
         return code
     except BrokenPipeError:
         # Nobody reads on; the interpreter's own flush at exit must not complain about it.

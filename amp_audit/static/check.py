@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from amp_audit.static.source.layout import Layout
 from amp_audit.static.source.screen import Screen, screen
 from amp_audit.static.source.selection import Selection, local_imports, root_of, select
 from amp_audit.static.source.sources import STDIN, Gathered, Unreadable, gather, read_bytes
+
+_COLLECTED_AFTER = (1_000_000, 50, 100)
+"""How many more objects there must be for Python to look for dead cycles among them, and how often among older ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ def check_files(gathered: Gathered, book: Rulebook, options: Options) -> CheckRe
     if options.follow:
         files = list(dict.fromkeys([*files, *(imported for path in files for imported in local_imports(path))]))
     groups = _by_root(files, gathered.searched)
-    result = with_deep_stack(lambda: _check(groups, book, options, gathered.given))
+    with _few_collections():
+        result = with_deep_stack(lambda: _check(groups, book, options, gathered.given))
     if not gathered.configs:
         return result
     from amp_audit.static.spots import configs
@@ -90,6 +95,20 @@ def _check(
         notes=tuple(note for outcome in outcomes for note in outcome.notes),
     )
     return CheckResult(tuple(sorted(found, key=lambda finding: finding.sort_key)), coverage)
+
+
+@contextlib.contextmanager
+def _few_collections() -> Iterator[None]:
+    """Trees, values and worlds have no cycles, and looking for some among millions of them costs a fifth of a check
+    (measured on torch's own code: 14 of 78 s of CPU time, for not one MiB of memory)."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_COLLECTED_AFTER)
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.unfreeze()  # all there is counts as old now; else it would be gone through at once
+        gc.set_threshold(*before)
 
 
 def _by_root(files: Sequence[str], searched: Sequence[str]) -> dict[str, list[str]]:

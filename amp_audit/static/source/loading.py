@@ -6,9 +6,7 @@ In this process: Python's parser is fast enough that handing the facts over from
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from amp_audit.static.source import ir
 from amp_audit.static.source.deep import with_deep_stack
@@ -22,11 +20,7 @@ Lowered = ir.Module | LoweringError
 def lower_all(sources: Sequence[Source]) -> dict[str, Lowered]:
     """The module of each source by its path, or why it is none."""
 
-    def work() -> dict[str, Lowered]:
-        with _without_gc():
-            return {source.path: _lower(source) for source in sources}
-
-    return with_deep_stack(work)
+    return with_deep_stack(lambda: {source.path: _lower(source) for source in sources})
 
 
 def _lower(source: Source) -> Lowered:
@@ -34,15 +28,3 @@ def _lower(source: Source) -> Lowered:
         return lower(source.path, source.text)
     except LoweringError as error:
         return error
-
-
-@contextlib.contextmanager
-def _without_gc() -> Iterator[None]:
-    """Trees have no cycles, and looking for some costs a tenth of the parse."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
