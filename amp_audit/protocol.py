@@ -244,10 +244,13 @@ def _left(state: State, event: Event) -> str:
 
 
 def _checked(state: State, event: Event, phase: str, facts: Facts) -> State:
-    """The (scaler, optimizer) in its new phase. An optimizer without any gradients leaves no inf check behind."""
+    """The (scaler, optimizer) in its new phase. An optimizer without any gradients leaves no inf check behind; where it
+    is not known whose they are, one that some part of the code out of sight has made does."""
     scaler = get(state.scalers, event.scaler) or Scaler()
     if facts["gradients"] != "none":
         scaler = replace(scaler, round="checked")
+    elif facts["assumed"] and scaler.round == "open":
+        scaler = replace(scaler, round="unknown")
     phases = put(state.phases, (event.scaler, event.optimizer), phase)
     return replace(state, phases=phases, scalers=put(state.scalers, event.scaler, scaler))
 

@@ -499,3 +499,18 @@ def test_the_machine_takes_anything_and_joins_are_sound(one: list[Event], two: l
     _, second = advance(right, then)
     if then.owners and joined.get("gradients") in known and not joined.get("assumed"):
         assert joined["gradients"] in (first.get("gradients"), second.get("gradients"))
+
+
+@pytest.mark.parametrize(("linked", "expected"), [(True, "open"), (False, "unknown")])
+def test_what_a_scaler_finds_of_an_unknown_optimizer_is_unknown(linked: bool, expected: str) -> None:
+    """Of two models neither has gradients: an optimizer of one leaves no check behind, one whose parameters are not
+    known may have those of a third."""
+    state = State()
+    for name in "AB":
+        state, _ = advance(state, Event(Kind.OPTIMIZER_NEW, optimizer=f"opt{name}", owners=(name,)))
+    state, _ = advance(state, Event(Kind.SCALE, scaler="scaler"))
+    state, _ = advance(state, Event(Kind.UPDATE, scaler="scaler"))
+    state, facts = advance(state, Event(Kind.UNSCALE, scaler="scaler", optimizer="optA" if linked else "another"))
+    assert facts["gradients"] == "none"
+    _, facts = advance(state, Event(Kind.UPDATE, scaler="scaler"))
+    assert facts["round"] == expected

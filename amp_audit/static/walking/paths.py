@@ -21,6 +21,7 @@ from amp_audit.static.walking.calls import parameter
 from amp_audit.static.walking.deciding import Deciding, deciding
 from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.inits import Inits
+from amp_audit.static.walking.liveness import Liveness
 from amp_audit.static.walking.means import Means, of_word
 from amp_audit.static.walking.reach import Reach, Start
 from amp_audit.static.walking.repeats import repeated
@@ -33,6 +34,10 @@ MAX_STARTS = 4
 
 WIDTHS = (64, 16, 4)
 """How many paths are followed side by side, in one attempt after the other, until an entry is walked to its end."""
+
+LAST_WIDTH, LAST_FUEL, LAST_OF_PROJECT = 16, 50_000, 100_000
+"""How many paths of an entry that was given up are followed when all others are walked, and how many statements of it
+and of all such entries of a project."""
 
 _SPOKEN = {
     "scale": ("scale", "backward.scaled"),
@@ -64,6 +69,17 @@ class Entry:
     note: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _GivenUp:
+    """An entry that no attempt walked to its end, and what begins and runs another one."""
+
+    entry: Entry
+    module: ir.Module
+    name: str
+    start: Callable[[], World]
+    run: Callable[[Walker, World], list[World]]
+
+
 @dataclass(slots=True)
 class Survey:
     """All entries of a project, walked."""
@@ -73,6 +89,7 @@ class Survey:
     followed: set[tuple[str, int]] = field(default_factory=set)
     visits: Counter[tuple[str, int]] = field(default_factory=Counter)
     fuel: int = walk.PROJECT_FUEL
+    given_up: list[_GivenUp] = field(default_factory=list)
 
 
 def find(project: Project, book: Rulebook, asked: Set[str] | None = None) -> tuple[list[RawFinding], list[str]]:
@@ -110,6 +127,7 @@ class _Surveyor:
         self.reach = Reach(project, self.heat, book)
         self.bases: dict[str, World] = {}
         self.inits = Inits()
+        self.liveness = Liveness()
         self.known = _spoken_of_halves(frozenset().union(*(module.words for module in self.modules)))
         self.known |= bounds(book, "static", project.newest_torch)
 
@@ -132,8 +150,12 @@ class _Surveyor:
         self.done.deciding = deciding([module for module in self.modules if module.path in reached], self.heat)
         for start in hazardous:
             self._walk(*start)
+        self._try_again()
         for entry in list(self.done.entries):
             self._consult(entry, idle)
+        for entry in self.done.entries:
+            if entry.note is not None:
+                self._doubt(entry)
         return self.done
 
     def _walk(self, module: ir.Module, function: ir.Function | None, cls: ClassRef | None) -> None:
@@ -233,18 +255,15 @@ class _Surveyor:
             if last is not None and last.would_repeat(width, fuel):
                 self.done.visits.update(last.walker.came)
             else:
-                last = self._walked(module, Limits(width), fuel, start, run)
-                entry.hazards += last.walker.hazards
-                entry.happened.include(last.walker.happened)
-                entry.paths |= {followed for followed, _ in last.walker.followed}
+                last = self._walked(module, Limits(width), fuel, start, run, entry)
             self.done.fuel -= fuel - max(0, last.walker.fuel)
             if last.ends is not None:
                 self.done.followed |= last.walker.followed
                 break
         assert last is not None
-        if last.ends is None or last.limits.cut:
-            entry.note = f"{module.path}: {name} has too many paths; {_left_out(last)}"
-            self._doubt(entry)
+        entry.note = _note(module, name, last)
+        if last.ends is None:
+            self.done.given_up.append(_GivenUp(entry, module, name, start, run))
         self.done.entries.append(entry)
         return last.ends or []
 
@@ -255,15 +274,34 @@ class _Surveyor:
         fuel: int,
         start: Callable[[], World],
         run: Callable[[Walker, World], list[World]],
+        entry: Entry,
     ) -> _Attempt:
-        walker = Walker(self.project, self.watch, self.heat, module.path, self.done.visits)
+        """Walk an entry and take in what was met, even where the fuel was not enough."""
+        walker = Walker(self.project, self.watch, self.heat, module.path, self.done.visits, self.liveness)
         walker.fuel, walker.thrifty = fuel, fuel < walk.FUEL
         world = start()
         world.limits = limits
         try:
-            return _Attempt(walker, limits, fuel, run(walker, world))
+            ends: list[World] | None = run(walker, world)
         except OutOfFuel:
-            return _Attempt(walker, limits, fuel, None)
+            ends = None
+        entry.hazards += walker.hazards
+        entry.happened.include(walker.happened)
+        entry.paths |= {followed for followed, _ in walker.followed}
+        return _Attempt(walker, limits, fuel, ends)
+
+    def _try_again(self) -> None:
+        """Spend what fuel is left on the entries that were given up: the long ones, of few paths each."""
+        left = min(self.done.fuel, LAST_OF_PROJECT)
+        for given_up in self.done.given_up:
+            fuel = min(left, LAST_FUEL)
+            if fuel <= walk.FUEL:
+                return
+            entry, module = given_up.entry, given_up.module
+            last = self._walked(module, Limits(LAST_WIDTH), fuel, given_up.start, given_up.run, entry)
+            spent = fuel - max(0, last.walker.fuel)
+            left, self.done.fuel = left - spent, self.done.fuel - spent
+            entry.note = _note(module, given_up.name, last)
 
     def _doubt(self, entry: Entry) -> None:
         """What may happen on the paths that were left out cannot be said to happen nowhere."""
@@ -280,9 +318,14 @@ def _spoken_of_halves(words: frozenset[str]) -> set[str]:
     return {"halves.in_regions"} if "autocast" in words else {"halves.in_regions", "halves.none"}
 
 
-def _left_out(attempt: _Attempt) -> str:
-    finished = attempt.ends is not None
-    return f"{attempt.limits.cut} of them were left out" if finished else "it was not walked to the end"
+def _note(module: ir.Module, name: str, attempt: _Attempt) -> str | None:
+    """What an attempt did not follow of an entry."""
+    if attempt.ends is not None and not attempt.limits.cut:
+        return None
+    left_out = (
+        f"{attempt.limits.cut} of them were left out" if attempt.ends is not None else "it was not walked to the end"
+    )
+    return f"{module.path}: {name} has too many paths; {left_out}"
 
 
 def _follow_blindly(walker: Walker, func: Func, world: World) -> list[World]:

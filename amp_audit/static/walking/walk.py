@@ -6,7 +6,7 @@ What calls on scalers, optimizers, models and torch's own functions do is in ``e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from amp_audit import events
 from amp_audit.hazards import Watch
@@ -19,6 +19,7 @@ from amp_audit.static.walking.evaluate import Results
 from amp_audit.static.walking.flow import Flow
 from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.lineage import written
+from amp_audit.static.walking.liveness import Liveness, Lives
 from amp_audit.static.walking.values import (
     NONE,
     Condition,
@@ -54,29 +55,48 @@ class Walker(Caller):
     """Walks one entry of a project."""
 
     def __init__(
-        self, code: project.Project, watch: Watch[Place], heat: Heat, path: str, visits: Counter[tuple[str, int]]
+        self,
+        code: project.Project,
+        watch: Watch[Place],
+        heat: Heat,
+        path: str,
+        visits: Counter[tuple[str, int]],
+        liveness: Liveness,
     ) -> None:
         super().__init__(code, watch, heat, path, visits)
         self.fuel = FUEL
+        self._liveness = liveness
+        self._begun: dict[Hashable, frozenset[tuple[str, bool]]] = {}
 
     # Statements
 
     def block(self, body: Iterable[ir.Stmt], worlds: list[World]) -> Flow:
         flow = Flow(fall=worlds)
+        lives = self._lives(worlds)
         for statement in body:
             if not flow.fall:
                 break
             step, handler = Flow(), _STATEMENTS.get(type(statement))
             for world in flow.fall:
                 self._burn()
+                world.frame.live = lives.before.get(id(statement))
                 if handler is not None:
                     handler(self, statement, world, step)
                 else:
                     step.fall.append(world)
             flow.leave(step)
             alive = [world for world in step.fall if not world.dead]
+            for world in alive:
+                world.frame.live = lives.after.get(id(statement))
             flow.fall = merge(alive) if len(alive) > 1 else alive
         return flow
+
+    def _lives(self, worlds: list[World]) -> Lives:
+        """Which names of the code that runs may still be read, by its statements."""
+        if not worlds:
+            return Lives()
+        frame = worlds[0].frame
+        return self._liveness.of(frame.module if frame.function is None else frame.function)
 
     def _burn(self) -> None:
         self.fuel -= 1
@@ -209,7 +229,7 @@ class Walker(Caller):
             begins = [self._binder(statement, iterable, known, number) for number in rounds]
             counted = iterable.base if isinstance(iterable, Method) and iterable.name == "range" else None
             self.boundaries.window(statement, counted, (*self._loops, statement.at))
-            self._loop(statement, after, begins, flow)
+            self._loop(statement, after, begins, flow, open_ended=known is None)
 
     def _binder(
         self, statement: ir.For, iterable: Value, known: list[Value] | None, number: int
@@ -231,7 +251,7 @@ class Walker(Caller):
             self._count_on(statement, inner)
             return begin(inner)
 
-        self._loop(statement, world, [begin, later], flow)
+        self._loop(statement, world, [begin, later], flow, open_ended=True)
 
     def _count_on(self, loop: ir.For | ir.While, world: World) -> None:
         """The second round stands for all later ones: what the loop counts by hand is any number by then."""
@@ -248,12 +268,20 @@ class Walker(Caller):
         world: World,
         rounds: list[Callable[[World], list[World]]],
         flow: Flow,
+        open_ended: bool,
     ) -> None:
-        """Walk the body once for every round; what is left over from one iteration meets the next."""
+        """Walk the body once for every round; what is left over from one iteration meets the next. ``open_ended``: the
+        second round stands for all later ones.
+        """
         outer, depth, current, done = world.stamp, len(world.rounds), [world], list[World]()
+        repeated = list[World]()
+        lives = self._lives(current)
         decided = frozenset(world.flags)
         for number, begin in enumerate(rounds):
             starts = []
+            if number and open_ended and outer:
+                current, known = self._not_yet_begun(statement, current)
+                repeated += known
             for each in current:
                 each.stamp, each.rounds = (*outer, number), (*each.rounds[:depth], each.trail)
                 starts += begin(each)
@@ -269,17 +297,36 @@ class Walker(Caller):
             current = [*body.fall, *body.continued]
             for each in current:
                 self._iteration_end(statement, each)
+                each.frame.live = lives.round.get(id(statement))
             current = merge(current)
+        current += repeated
         if statement.orelse and current:
             final = self.block(statement.orelse, current)
             flow.leave(final)
             current = final.fall
         for each in (*current, *done):
             each.stamp, each.rounds = outer, each.rounds[:depth]
+            each.frame.live = lives.after.get(id(statement))
         left = settle_volatile([*current, *done], decided)
         for each in left:
             self.boundaries.waits(statement, True, each)
         flow.fall += merge(left)
+
+    def _not_yet_begun(self, loop: ir.For | ir.While, worlds: list[World]) -> tuple[list[World], list[World]]:
+        """The worlds from which no later round of a loop was walked yet, and the others: what can tell them from those
+        is nothing but conditions that were decided either way there.
+
+        As a rule, what is left over from an iteration is the same in the second round of the loops around: without this
+        the rounds of loops in loops would multiply.
+        """
+        fresh, known = list[World](), list[World]()
+        for world in worlds:
+            place = (world.frame.module.path, loop.at, world.frame.calls, world.outlook())
+            settled = world.settled()
+            begun = self._begun.get(place)
+            (known if begun is not None and begun <= settled else fresh).append(world)
+            self._begun[place] = settled if begun is None else begun & settled
+        return fresh, known
 
     def _iteration_end(self, statement: ir.For | ir.While, world: World) -> None:
         """A loop's round is a training iteration when it trained and no loop inside it has ended one since."""
@@ -368,6 +415,9 @@ class Walker(Caller):
         if statement.final:
             inner = self._finally(statement.final, inner)
         flow.leave(inner)
+        lives = self._lives(inner.fall)
+        for each in inner.fall:
+            each.frame.live = lives.after.get(id(statement))
         flow.fall += merge(inner.fall)
 
     def _finally(self, final: tuple[ir.Stmt, ...], inner: Flow) -> Flow:

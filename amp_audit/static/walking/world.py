@@ -77,7 +77,8 @@ class Limits:
 class Frame:
     """The names of one call of a function, or of a module's own code (``function`` is None).
 
-    ``cls`` is the class whose method runs, ``shared`` the names declared global or nonlocal.
+    ``cls`` is the class whose method runs, ``shared`` the names declared global or nonlocal. ``live``: the names
+    that may still be read, None: any.
     """
 
     module: ir.Module
@@ -86,9 +87,10 @@ class Frame:
     cls: ClassRef | None = None
     shared: dict[str, str] = field(default_factory=dict)
     calls: tuple[int, ...] = ()
+    live: frozenset[str] | None = None
 
     def copy(self) -> Frame:
-        return Frame(self.module, self.function, dict(self.env), self.cls, dict(self.shared), self.calls)
+        return Frame(self.module, self.function, dict(self.env), self.cls, dict(self.shared), self.calls, self.live)
 
 
 @dataclass(slots=True)
@@ -176,6 +178,10 @@ class World:
 
     def standing(self) -> Hashable:
         """What the state machine says, without what happened at all."""
+        return (self._protocol(), self.stamp)
+
+    def _protocol(self) -> Hashable:
+        """What the state machine says, in whichever round of the loops around."""
         state = self.state
         known = (state.owners, state.phases, state.left, state.links, state.scalers, state.stepped_by, state.regions)
         return (
@@ -185,10 +191,23 @@ class World:
             state.reads,
             state.stepped,
             state.trained,
-            self.stamp,
             self.no_grad,
             len(self.frames),
         )
+
+    def outlook(self) -> Hashable:
+        """All that can tell this path from another one in time to come, but the round and what was decided."""
+        told: list[Hashable] = [self._protocol()]
+        told += (_telling(frame.env, self.deciding.local(frame.function), frame.live) for frame in self.frames)
+        told.append(_telling(self.heap, self.deciding.attributes))
+        own = self.frames[0]
+        live = own.live if own.function is None else None
+        told.append(_telling(self.globals, self.deciding.globals, live, own.module.path))
+        return tuple(told)
+
+    def settled(self) -> frozenset[tuple[str, bool]]:
+        """What was decided for good, and not for the round of a loop alone."""
+        return frozenset(item for item in self.flags.items() if "@" not in item[0])
 
     def absorb(self, other: World) -> None:
         """Take in a world that differs only in what is data: this becomes either of both."""
@@ -403,9 +422,12 @@ def _joined(worlds: list[World]) -> list[World]:
     telling: list[list[Hashable]] = [[] for _ in worlds]
     first = worlds[0]
     for depth, frame in enumerate(first.frames):
-        _compare([world.frames[depth].env for world in worlds], first.deciding.local(frame.function), telling)
+        envs = [world.frames[depth].env for world in worlds]
+        _compare(envs, first.deciding.local(frame.function), telling, _live(worlds, depth))
     _compare([world.heap for world in worlds], first.deciding.attributes, telling)
-    _compare([world.globals for world in worlds], first.deciding.globals, telling)
+    own = first.frames[0]
+    live = None if own.function is not None else _live(worlds, 0)
+    _compare([world.globals for world in worlds], first.deciding.globals, telling, live, own.module.path)
     kept: dict[Hashable, World] = {}
     for world, told in zip(worlds, telling):
         same = kept.setdefault(tuple(told), world)
@@ -414,18 +436,54 @@ def _joined(worlds: list[World]) -> list[World]:
     return list(kept.values())
 
 
+def _live(worlds: list[World], depth: int) -> frozenset[str] | None:
+    """The names of a frame that one of the worlds may still read; None: any."""
+    found = {world.frames[depth].live for world in worlds}
+    return found.pop() if len(found) == 1 else None
+
+
 def _compare(
-    names: Sequence[Mapping[K, Value]], deciding: frozenset[str] | None, telling: list[list[Hashable]]
+    names: Sequence[Mapping[K, Value]],
+    deciding: frozenset[str] | None,
+    telling: list[list[Hashable]],
+    live: frozenset[str] | None = None,
+    path: str | None = None,
 ) -> None:
-    """Add to each world's list what its names hold that tells, if not all of them hold the same."""
+    """Add to each world's list what its names hold that tells, if not all of them hold the same.
+
+    ``live`` are those that may still be read, of the module at ``path`` if one is given; None: any.
+    """
     first, differing = names[0], set[K]()
     for other in names:
         if other is not first:
             differing.update([name for name, value in other.items() if first.get(name) is not value])
             differing.update(first.keys() - other.keys())
+    if live is not None:
+        differing = {name for name in differing if _lives(name, live, path)}
     for own, told in zip(names, telling) if differing else ():
-        held = [(name, own[name]) for name in differing if name in own]
-        told.append(frozenset((name, _outline(value)) for name, value in held if _tells(name, value, deciding)))
+        told.append(_telling({name: own[name] for name in differing if name in own}, deciding))
+
+
+def _telling(
+    held: Mapping[K, Value],
+    deciding: frozenset[str] | None,
+    live: frozenset[str] | None = None,
+    path: str | None = None,
+) -> Hashable:
+    """What some names hold that tells one path from another."""
+    return frozenset(
+        (name, _outline(value))
+        for name, value in held.items()
+        if (live is None or _lives(name, live, path)) and _tells(name, value, deciding)
+    )
+
+
+def _lives(key: Hashable, live: frozenset[str], path: str | None) -> bool:
+    """Whether a name may still be read. Other modules' names may, and so may the values of expressions (``=17``)."""
+    if isinstance(key, tuple):
+        owner, name = key
+        return owner != path or not name.isidentifier() or name in live
+    return key in live
 
 
 def _tells(key: Hashable, value: Value, deciding: frozenset[str] | None) -> bool:
