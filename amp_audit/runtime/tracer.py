@@ -429,7 +429,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return NOWHERE
 
     def _count(self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Row:
-        arity = plan.arity
+        arity = plan.arity if args and isinstance(args[0], _Tensor) else 0  # 1 // x comes by with its number
         if arity == 1:
             one, two = args[0], None
             key: tuple[Any, ...] = (plan, site, phase, self.book.region, one.dtype, out.dtype)

@@ -159,6 +159,20 @@ WAYS: dict[str, tuple[torch.dtype | None, Way]] = {
 }
 
 
+def _coarse() -> bool:
+    """Whether this torch takes softmax's gradient in half precision further off than rounding it once would: 2.6 does."""
+    torch.manual_seed(0)
+    output = torch.randn(64, 5).softmax(-1).bfloat16()
+    gradient = (torch.randn(64, 1) + torch.randn(64, 5) / 8).bfloat16()
+    exact = torch.ops.aten._softmax_backward_data(gradient.double(), output.double(), -1, torch.float64)
+    found = torch.ops.aten._softmax_backward_data(gradient, output, -1, torch.bfloat16).double()
+    off = (found - exact).square().sum() / exact.square().sum()
+    return bool(off.sqrt() > torch.finfo(torch.bfloat16).eps / 2)
+
+
+_COARSE, _COARSE_MESSAGE = _coarse(), "_softmax_backward_data in "
+
+
 def run(model: nn.Module, loss: Loss, train: Way, folder: Path) -> Trace:
     with every_step_deep():
         return recorded(lambda: train(model, loss), folder)
@@ -175,7 +189,8 @@ def test_fifty_four_right_programs_are_not_complained_of(name: str, tmp_path: Pa
         trace = run(model, _loss(model, data, dtype), train, tmp_path / str(number))
         assert notes(trace) == [] and len(trace.steps) == STEPS
         found = [one for one in judge.findings([trace], book) if one.severity >= Severity.WARNING]
-        if found:
-            complaints[way] = [f"{one.rule} {one.message}" for one in found]
+        wrong = [f"{one.rule} {one.message}" for one in found if not (_COARSE and _COARSE_MESSAGE in one.message)]
+        if wrong:
+            complaints[way] = wrong
     assert complaints == {}
     assert len(MODELS) * len(WAYS) == 54

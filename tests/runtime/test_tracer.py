@@ -126,6 +126,26 @@ def test_elements_and_bytes_are_those_of_the_results() -> None:
     assert ops["aten._foreach_add_.Scalar"].output == "float32"
 
 
+def test_a_number_before_the_tensor_is_no_operand_with_a_dtype() -> None:
+    """``1 // x`` comes by as an operator whose first argument is a number (``Tensor.__rfloordiv__``)."""
+
+    def step() -> None:
+        x = torch.ones(3)
+        for _ in (1 // x, 2**x, 2 % x, 2 - x, 2 / x, torch.xlogy(2, x)):
+            pass
+
+    rows = record(step).step.ops
+    (row,) = [row for row in rows if row.op == "aten.floor_divide"]
+    assert (row.inputs, row.output, row.calls, row.elements, row.bytes) == (("float32",), "float32", 1, 3, 12)
+    assert counted(rows).total() == counted_plainly(step)
+
+
+def counted_plainly(step: Callable[[], None]) -> int:
+    with Reference() as reference:
+        step()
+    return reference.counts.total()
+
+
 def test_a_fused_layer_is_as_much_work_as_its_unrolled_twin() -> None:
     layer, cell = nn.LSTM(3, 5, batch_first=True), nn.LSTMCell(3, 5)
     with FlopCounterMode(display=False) as counter:
