@@ -160,7 +160,7 @@ WAYS: dict[str, tuple[torch.dtype | None, Way]] = {
 
 
 def _coarse() -> bool:
-    """Whether this torch takes softmax's gradient in half precision further off than rounding it once would: 2.6 does."""
+    """Whether softmax's gradient in half precision is further off than rounding it once would be: in torch 2.6."""
     torch.manual_seed(0)
     output = torch.randn(64, 5).softmax(-1).bfloat16()
     gradient = (torch.randn(64, 1) + torch.randn(64, 5) / 8).bfloat16()
