@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from threading import get_ident
 from types import CodeType, FrameType
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from amp_audit.runtime import tracebacks
+from amp_audit.runtime import holders, tracebacks
 from amp_audit.runtime.patches import Patches
 from amp_audit.trace.schema import Place
 
@@ -262,10 +262,12 @@ def _points(code: CodeType, line: int, offset: int | None) -> int | None:
 class Modules:
     """Which module each thread is in, and what modules and parameters are called.
 
-    Names are dotted paths below the outermost module, without the layers that ``torch.compile``, DDP and FSDP add;
+    Names are dotted paths below the outermost module, of several such after the variables that hold them, and without
+    the layers that ``torch.compile``, DDP and FSDP add;
     index 0 means outside of any module. ``home`` is the thread that trains; ``outermost`` is told of its outermost
     calls, before anything else is done about them, ``left`` of what any of its calls return; ``guest_enters`` and
-    ``guest_leaves`` of those of other threads; ``broken`` of errors of our own.
+    ``guest_leaves`` of those of other threads; ``broken`` of errors of our own. ``trained`` tells the parameters that
+    optimizers have.
     """
 
     def __init__(self) -> None:
@@ -277,6 +279,7 @@ class Modules:
         self.guest_enters: Callable[[int], None] = lambda thread: None
         self.guest_leaves: Callable[[int], None] = lambda thread: None
         self.broken: Callable[[Exception], None] = lambda error: None
+        self.trained: Callable[[], Iterable[Any]] = lambda: ()
         self._indices: dict[str, int] = {}
         self._known: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
@@ -325,7 +328,7 @@ class Modules:
 
     def name(self, root: Any, prefix: str = "") -> None:
         """Give names to a module, all modules in it that have none, and their parameters."""
-        for module, path in _walk(root, prefix):
+        for module, path in holders.walk(root, prefix):
             if id(module) in self._known:
                 continue
             index = self._indices.get(path)
@@ -399,28 +402,52 @@ class Modules:
     def _name_in(self, stack: list[int], module: Any) -> None:
         """Name a module that was not met as a child of another."""
         outer = self.names[stack[-1]]
-        own = (
-            "" if isinstance(module, torch.fx.GraphModule) else type(module).__name__
-        )  # a compiler's, of what called it
-        self.name(module, "" if outer is None else ".".join(filter(None, (outer, own))))
+        if isinstance(module, torch.fx.GraphModule):  # a compiler's, of what called it
+            self.name(module, outer or "")
+        elif "_is_replica" in vars(module):  # nn.DataParallel's, of what is running at home
+            self.name(module, self.names[self.stack(self.home)[-1]] or "")
+        else:
+            self._name_by_holder(module, outer)
 
+    def _name_by_holder(self, module: Any, outer: str | None) -> None:
+        """Name a module by what the program calls it.
 
-_LAYERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
-_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"})
+        The only one that has something to train is where names begin, as in its ``state_dict``. Where there are
+        several, and of others that come beside it, each begins with its variable; what hides in a module's own lists
+        with that module.
+        """
+        own, kind = holders.parameters(module), ".".join(filter(None, (outer, type(module).__name__)))
+        trained = {id(parameter): parameter for parameter in self.trained()}
+        if not own:
+            self.name(module, kind)  # a loss, an activation: alike wherever it is used
+        elif trained.keys() <= own and self._is_free(""):
+            self.name(module)
+        else:
+            found = holders.held(sys._getframe(1))
+            root = next((one for one in found if id(module) in one.modules), None)
+            root = root or holders.Held(kind, module, None, set(), own)
+            others = {key for key in trained if key not in root.parameters}
+            alone = not any(self.parameter(trained[key]) is not None for key in others)
+            alone &= all(one is root or others.isdisjoint(one.parameters) for one in found)
+            self.name(root.module, self._path(root, alone))
 
+    def _path(self, root: holders.Held, alone: bool) -> str:
+        known, keeper = (self._known.get(id(one)) for one in (root.module, root.keeper))
+        if known is not None:  # it has got a new part
+            return self.names[known] or ""
+        if alone and self._is_free(""):
+            return ""
+        return self._unused(".".join(filter(None, (self.names[keeper or 0], root.expression))))
 
-def _walk(root: Any, prefix: str) -> Iterator[tuple[Any, str]]:
-    """A module and all below it with their paths, each once. Reads ``_modules``: no code of the program runs."""
-    seen: set[int] = set()
-    queue = [(root, prefix)]
-    while queue:
-        module, path = queue.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield module, path
-        wrapper = type(module).__name__ in _WRAPPERS
-        for name, child in reversed(module._modules.items()):
-            if child is not None:
-                layer = name in _LAYERS or (wrapper and name == "module")
-                queue.append((child, path if layer else f"{path}.{name}" if path else name))
+    def _is_free(self, path: str) -> bool:
+        """Whether no module that is alive has this path."""
+        index = self._indices.get(path)
+        return index is None or index not in self._known.values()
+
+    def _unused(self, path: str) -> str:
+        """The path, numbered when another module has it."""
+        free, count = path, 1
+        while not self._is_free(free):
+            count += 1
+            free = f"{path} ({count})"
+        return free

@@ -105,6 +105,7 @@ class Session:
         from amp_audit.runtime.signals import Signals
 
         self.signals = Signals(self)
+        self.places.modules.trained = self.signals.parameters
         try:
             self.signals.install()
             self._hooks.install()

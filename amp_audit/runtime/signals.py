@@ -11,7 +11,7 @@ import linecache
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -105,6 +105,12 @@ class Signals:
     def optimizers(self) -> list[Any]:
         """All optimizers that are alive."""
         return self._teller.owners.optimizers()
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """The parameters of all optimizers that are alive."""
+        for optimizer in self.optimizers():
+            for group in optimizer.param_groups:
+                yield from group["params"]
 
     def number(self, optimizer: Any) -> int:
         """The number of an optimizer that was taken note of; no other one ever has it, unlike its address."""

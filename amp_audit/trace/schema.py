@@ -28,7 +28,7 @@ class Place:
 
     For a backward op both are those of the forward op that caused it. ``column`` / ``end_column`` count from 1 (code
     points, end exclusive) where Python gives them. ``module`` is the dotted path below the outermost module
-    ("encoder.layers.0.fc1"), "" at the root, None outside of any module.
+    ("encoder.layers.0.fc1"; of several such "netG.fc1", by variable), "" at the root, None outside of any module.
     """
 
     path: str | None = None
