@@ -19,6 +19,7 @@ from amp_audit.static.walking.values import (
     Tensor,
     Value,
     among,
+    indexed,
     is_gradient,
     is_volatile,
     key_of,
@@ -45,7 +46,7 @@ def subscript(base: Value, index: Value) -> Value:
     volatile = is_volatile(base) or is_volatile(index)
     text = f"{base.text}[{key_of(index)}]" if isinstance(base, Symbol) and base.text else ""
     param = isinstance(base, Symbol) and base.param
-    return Symbol(short(f"{key_of(base)}[{key_of(index)}]"), text, volatile, param)
+    return Symbol(indexed(key_of(base), key_of(index)), text, volatile, param)
 
 
 def display(values: list[Value]) -> Value:

@@ -15,6 +15,7 @@ from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.boundaries import ACCUMULATION
 from amp_audit.static.walking.ducks import Ducks
 from amp_audit.static.walking.hot import dotted
+from amp_audit.static.walking.kinship import note_made
 from amp_audit.static.walking.lineage import FROZEN, UNCACHED, UNSEEN, computed_in, thaw, together, with_children
 from amp_audit.static.walking.values import (
     GRADIENT,
@@ -34,6 +35,7 @@ from amp_audit.static.walking.values import (
     inside,
     is_volatile,
     key_of,
+    of_round,
     short,
 )
 from amp_audit.static.walking.world import World
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 NO_GRAD_NAMES = frozenset({"torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad"})
 _LOSS = re.compile(r"loss|criterion|(^|_)crit(_|$)", re.IGNORECASE)
 _LOSS_OF_TORCH = re.compile(r"^torch\.nn\.\w*Loss\(")
+_SETTINGS = re.compile(r"(^|_)(args|cfg|conf|configs?|configuration|opts|options|settings|hparams)$", re.IGNORECASE)
 _MAKER = re.compile(
     r"^(create|build|make|get|init|define|load|new)_?\w*(model|net|network|encoder|decoder|generator|discriminator)s?$",
     re.IGNORECASE,
@@ -157,8 +160,11 @@ class Contexts(Ducks):
             if models:  # what it is given to run, it runs
                 return together([self._run(model, node.at, world) for model in models], live)
         volatile = any(map(is_volatile, values))
-        apart = f" at {node.at}" if _builds(callee) else ""
+        apart = f" at {node.at}{world.stamp if world.stamp and values else ''}" if _builds(callee) else ""
         key = short(f"{key_of(callee)}({','.join(map(key_of, values))}){apart}")
+        note_made(key, callee, last_word(node.func), given, world)
+        if world.stamp and _SETTINGS.search(last_word(node.func)):
+            return Symbol(of_round(key, world.stamp))  # other ones in each round, which stay the same within it
         if isinstance(callee, (External, Func)) or volatile or not isinstance(callee, Symbol):
             return Symbol(key, "", volatile)
         return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from amp_audit import events
 from amp_audit.hazards import Happened, Hazard, Watch
 from amp_audit.records import replace
-from amp_audit.state import State, blur, get
+from amp_audit.state import blur
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import SKIP
@@ -21,6 +21,7 @@ from amp_audit.static.walking.choices import chosen, is_choice
 from amp_audit.static.walking.declared import Declared, decorator_name, is_property
 from amp_audit.static.walking.helpers import schedules_at
 from amp_audit.static.walking.hot import Heat, dotted
+from amp_audit.static.walking.kinship import concerned_in_part, is_wrapped
 from amp_audit.static.walking.lineage import thaw
 from amp_audit.static.walking.values import (
     GRADIENT,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from amp_audit.static.walking.effects import Effects
 
 Results = list[tuple[Value, World]]
-_PARTIAL = frozenset({events.Kind.ZERO_GRAD, events.Kind.UNSCALE, events.Kind.STEP})
 MAX_UNROLL = 4
 
 
@@ -94,8 +94,9 @@ class Evaluator(abc.ABC):
         if event.kind is events.Kind.SCHEDULER_STEP:
             place = schedules_at(world, at)
         world.state, world.trail, found = self.watch.take(world.state, event, place, world.trail)
-        if event.kind in _PARTIAL:
-            world.state = blur(world.state, _wholes(world.state, event))
+        partly = concerned_in_part(world, event)
+        if partly:
+            world.state = blur(world.state, partly)
         self.happened.add(event)
         self.hazards += found
         world.dead = world.dead or world.trail.raises
@@ -260,6 +261,8 @@ class Evaluator(abc.ABC):
             held = world.heap.get((base.key, name))
             if held is not None:
                 return [(held, world)]
+            if name == "module" and is_wrapped(base, world):
+                return [(base, world)]
             if name == "grad" and base.volatile:
                 return [(GRADIENT, world)]
             if name == "requires_grad" and not world.no_grad and "backward" in self.effects.methods_used(base, world):
@@ -531,21 +534,6 @@ def _as_tensor(value: Value) -> Value:
     if isinstance(value, Method) and isinstance(value.base, Tensor) and value.name != "backward":
         return value.base
     return value
-
-
-def _wholes(state: State, event: events.Event) -> list[events.Id]:
-    """The models of which this event concerns a part alone: those built out of sight, ``model`` for ``model.encoder``,
-    and those whose parameters several optimizers share, where one that has not all of them clears its own.
-    """
-    linked = get(state.links, event.optimizer) or ()
-    parts = event.owners or linked
-    named = [part for part in parts if isinstance(part, str)]
-    known = [owner for owner, _ in state.owners if isinstance(owner, str) and owner not in named]
-    wholes: list[events.Id] = [owner for owner in known if any(part.startswith(f"{owner}.") for part in named)]
-    if event.kind is events.Kind.ZERO_GRAD and event.optimizer not in state.whole:
-        others = {owner for other, owners in state.links if other != event.optimizer for owner in owners}
-        wholes += [owner for owner in linked if owner in others]
-    return wholes
 
 
 def _asks_for_gradient(node: ir.Expr) -> bool:

@@ -16,6 +16,7 @@ from amp_audit.static.walking.byhand import MEASURE
 from amp_audit.static.walking.choices import NAMED, chosen, is_choice
 from amp_audit.static.walking.contexts import NO_GRAD_NAMES
 from amp_audit.static.walking.lineage import (
+    REPLICATED,
     SHARDED,
     UNCACHED,
     are_sharded,
@@ -26,7 +27,6 @@ from amp_audit.static.walking.lineage import (
     together,
 )
 from amp_audit.static.walking.methods import Methods
-from amp_audit.static.walking.ranks import REPLICATED
 from amp_audit.static.walking.values import (
     NONE,
     Condition,

@@ -34,7 +34,7 @@ DTYPES = {
 UNSEEN: frozenset[Hashable] = frozenset({"?"})
 """What a loss was divided by whose origin was not seen."""
 
-FROZEN, UNCACHED, SHARDED = "#frozen", "#uncached", "#sharded"
+FROZEN, UNCACHED, SHARDED, REPLICATED = "#frozen", "#uncached", "#sharded", "#replicated"
 
 
 def thaw(world: World, owners: Iterable[Hashable]) -> None:

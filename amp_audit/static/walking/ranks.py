@@ -8,10 +8,10 @@ from amp_audit.events import Event, Kind
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import names_in
 from amp_audit.static.walking.byhand import FINITE, ByHand
+from amp_audit.static.walking.lineage import REPLICATED
 from amp_audit.static.walking.values import Func, Instance, Literal, Method, Partial, Symbol, Value, inside, key_of
 from amp_audit.static.walking.world import World
 
-REPLICATED = "#replicated"
 POOL = re.compile(r"ThreadPool|(^|_)(thread_?)?(pool|executor)$|(^|\W)Thread$", re.IGNORECASE)
 _AGREED = re.compile(r"reduce|gather|broadcast|sync|barrier|MAX|any_rank|world", re.IGNORECASE)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Hashable, Iterator
 from dataclasses import field
 from typing import TypeAlias
@@ -14,6 +15,7 @@ from amp_audit.static.source import ir
 
 Owners: TypeAlias = frozenset[Hashable]
 _LONG = 240
+_ROUND = re.compile(r"~(\d+):\(")
 _MOST_KEPT = 1 << 16
 """Answers of a function that are kept: a project asks for the same few thousand by the hundred thousand."""
 
@@ -306,11 +308,26 @@ def short(text: str) -> str:
     return text if len(text) <= _LONG else f"{text[:40]}…{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
+def of_round(key: str, stamp: tuple[int, ...]) -> str:
+    """The key of what is made in a round of loops and stays as it is within that round."""
+    return short(f"~{len(stamp)}:{stamp}:{key}")
+
+
+def rounds_of(key: str) -> int:
+    """In how many loops that was made of which a condition speaks."""
+    return max(map(int, _ROUND.findall(key)), default=0) if "~" in key else 0
+
+
 def extended(key: str, name: str) -> str:
     """The key of an attribute. It ends with the name, by which the key of what has it is found again, as long as chains
     of attributes are not endless.
     """
     return f"{key}.{name}" if len(key) < 2 * _LONG else short(f"{key}.{name}")
+
+
+def indexed(key: str, index: str) -> str:
+    """The key of an item, from which that of what holds it is read likewise."""
+    return f"{key}[{index}]" if len(key) < 2 * _LONG else short(f"{key}[{index}]")
 
 
 _AMONG = " in {"

@@ -37,6 +37,7 @@ from amp_audit.static.walking.values import (
     Value,
     key_of,
     options,
+    rounds_of,
     short,
 )
 
@@ -366,12 +367,17 @@ def settle_volatile(worlds: list[World], before: frozenset[str]) -> list[World]:
     """At the end of a loop: worlds that differ only in conditions that change from round to round become one.
 
     Which of these conditions held last is not known after the loop, so nothing may be concluded from it. ``before``
-    are the conditions decided before the loop, which stay.
+    are the conditions decided before the loop, which stay. The worlds have left the loop.
     """
+
+    def lasts(key: str, depth: int) -> bool:
+        return "@" not in key and rounds_of(key) <= depth
+
     alike: dict[Hashable, list[World]] = {}
     for world in worlds:
-        world.flags = {key: value for key, value in world.flags.items() if "@" not in key or key in before}
-        lasting = {frozenset(item for item in case if "@" not in item[0]) for case in world.cases}
+        depth = len(world.stamp)
+        world.flags = {key: value for key, value in world.flags.items() if key in before or lasts(key, depth)}
+        lasting = {frozenset(item for item in case if lasts(item[0], depth)) for case in world.cases}
         world.cases = simplified(lasting)
         alike.setdefault(frozenset(world.flags.items()), []).append(world)
     return [group[0] if len(group) == 1 else melt(group) for group in alike.values()]

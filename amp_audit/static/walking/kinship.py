@@ -1,0 +1,85 @@
+"""Which names may stand for one model, wholly or in part: what happens to one of them is in doubt for the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable
+
+from amp_audit.events import Event, Id, Kind
+from amp_audit.state import State, get
+from amp_audit.static.binding.project import External
+from amp_audit.static.walking.lineage import REPLICATED
+from amp_audit.static.walking.values import Instance, Literal, Symbol, Value, key_of
+from amp_audit.static.walking.world import World
+
+MADE_OF = "#made_of"
+
+_PARTIAL = frozenset({Kind.ZERO_GRAD, Kind.UNSCALE, Kind.STEP})
+_CONCERNING = _PARTIAL | {Kind.BACKWARD}
+_NAME = re.compile(r"(?:model|net|network|module|ddp)s?\d*$", re.IGNORECASE)
+_COPY = re.compile(r"copy|clone", re.IGNORECASE)
+
+
+def note_made(key: str, callee: Value, name: str, given: Iterable[Value], world: World) -> None:
+    """Keep of what a call that is not followed gives that it was made of the one model that went in."""
+    if _COPY.search(name) or (isinstance(callee, External) and callee.dotted.startswith("torch.")):
+        return
+    models = {key_of(item): item for item in given if _may_be_model(item)}
+    if len(models) == 1:
+        world.put(key, MADE_OF, next(iter(models.values())))
+
+
+def _may_be_model(value: Value) -> bool:
+    """A symbol is taken for one by its name: nothing but doubt is concluded from it."""
+    if isinstance(value, Instance):
+        return value.model
+    return isinstance(value, Symbol) and _NAME.search(value.text.rpartition(".")[2]) is not None
+
+
+def is_wrapped(base: Symbol, world: World) -> bool:
+    """Whether ``.module`` of it is the model itself: it went into DistributedDataParallel, or is called a model."""
+    return world.heap.get((base.key, REPLICATED)) == Literal.of(True) or _may_be_model(base)
+
+
+def concerned_in_part(world: World, event: Event) -> list[Id]:
+    """The owners that an event concerns perhaps, or in part: the model that a part belongs to (``model`` for
+    ``model.encoder``, of those built out of sight), those of which several optimizers have some, where one that has not
+    all clears its own, and those that came out of one call, or went into it (``model`` and ``wrap(model)[0]``).
+    """
+    if event.kind not in _CONCERNING:
+        return []
+    kin = _kin(set(event.owners or get(world.state.links, event.optimizer) or ()), world)
+    return kin + _wholes(world.state, event) if event.kind in _PARTIAL else kin
+
+
+def _wholes(state: State, event: Event) -> list[Id]:
+    linked = get(state.links, event.optimizer) or ()
+    parts = event.owners or linked
+    named = [part for part in parts if isinstance(part, str)]
+    known = [owner for owner, _ in state.owners if isinstance(owner, str) and owner not in named]
+    wholes: list[Id] = [owner for owner in known if any(part.startswith(f"{owner}.") for part in named)]
+    if event.kind is Kind.ZERO_GRAD and event.optimizer not in state.whole:
+        others = {owner for other, owners in state.links if other != event.optimizer for owner in owners}
+        wholes += [owner for owner in linked if owner in others]
+    return wholes
+
+
+def _kin(named: set[Id], world: World) -> list[Id]:
+    others = [owner for owner, _ in world.state.owners if owner not in named]
+    if not named or not others:
+        return []
+    family = {member for owner in named for member in _family(owner, world)}
+    return [owner for owner in others if not family.isdisjoint(_family(owner, world))]
+
+
+def _family(owner: Hashable, world: World) -> set[Hashable]:
+    """The models that something was made of, up to those that were made of nothing that is known, and itself."""
+    found: set[Hashable] = {owner}
+    while True:
+        made = world.heap.get((owner, MADE_OF))
+        if made is None and isinstance(owner, str) and owner.endswith("]"):
+            made = world.heap.get((owner.rpartition("[")[0], MADE_OF))
+        owner = made.id if isinstance(made, Instance) else made.key if isinstance(made, Symbol) else None
+        if owner is None or owner in found:
+            return found
+        found.add(owner)
