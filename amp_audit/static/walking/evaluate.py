@@ -513,6 +513,9 @@ class Evaluator(abc.ABC):
             return Items(tuple(self.element(column, number, world) for column in value.base.items))
         if isinstance(value, Method) and value.name == "range":
             return counter(key_of(value), number, world)
+        known = self.known_items(value)
+        if known:  # beside others of unknown length: of the rounds that are walked, each has its own as far as they go
+            return known[min(number, len(known) - 1)]
         param = isinstance(value, Symbol) and value.param
         return Symbol(short(f"{key_of(value)}[{number}]"), "", True, param)
 
