@@ -297,3 +297,134 @@ def test_a_frozen_model_is_so_until_a_part_of_it_may_be_trained_again(again: str
             scaler.update()
     """
     assert ids(source) == expected
+
+
+HANDED_ON = """
+import torch
+from torch import nn
+from models import build_model, wrap
+
+
+class Scaler:
+    def __init__(self):
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def __call__(self, loss, optimizer, parameters, norm):
+        self.scaler.scale(loss).backward()
+        {unscale}
+        torch.nn.utils.clip_grad_norm_(parameters, norm)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        optimizer.zero_grad()
+
+
+def main(loader, args, criterion):
+    model = build_model(args)
+    {wrapped}
+    optimizer = torch.optim.SGD({optimized}.parameters(), lr=0.1)
+    scaler = Scaler()
+    for x, y in loader:
+        with torch.autocast("cuda"):
+            loss = criterion({run}(x), y)
+        scaler(loss, optimizer, {run}.parameters(), 1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "optimized", "run"),
+    [
+        ("model, ema, replica = wrap(model, args)", "model", "replica"),
+        ("replica = wrap(model)", "model", "replica"),
+        ("ready = wrap(model); replica = wrap(ready)[0]", "model", "replica"),
+        ("model = wrap(model); bare = model.module", "bare", "model"),
+        ("model = nn.parallel.DistributedDataParallel(model); bare = model.module", "bare", "model"),
+        (
+            "bare = model\n    if args.ddp:\n        model = nn.DataParallel(model)\n        bare = model.module",
+            "bare",
+            "model",
+        ),
+    ],
+)
+def test_what_a_model_was_made_into_may_be_the_model(wrapped: str, optimized: str, run: str) -> None:
+    names = {"wrapped": wrapped, "optimized": optimized, "run": run}
+    assert ids(HANDED_ON.format(unscale="self.scaler.unscale_(optimizer)", **names)) == set()
+    assert "AMP202" in ids(HANDED_ON.format(unscale="pass", **names))
+
+
+def test_a_copy_is_another_model() -> None:
+    source = HANDED_ON.format(
+        unscale="self.scaler.unscale_(optimizer)",
+        wrapped="other = copy.deepcopy(model)",
+        optimized="model",
+        run="other",
+    )
+    assert "AMP202" in ids(f"import copy\n{source}")
+
+
+SWEEP = """
+import torch
+from settings import parse_args
+from models import build_model
+
+
+def run(args, loader):
+    model = build_model(args)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        with torch.autocast("cuda", enabled=args.amp):
+            loss = model(x).mean()
+        if args.amp:
+            scaler.scale(loss).backward()
+            if x.last:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        else:
+            loss.backward()
+            if x.last:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def main(loader, sets):
+    for one in sets:
+        args = {parsed}
+        run(args, loader)
+"""
+
+
+def test_settings_that_are_parsed_in_a_round_stay_as_they_are_within_it() -> None:
+    assert "AMP204" not in ids(SWEEP.format(parsed="parse_args(one)"))
+    assert "AMP204" in ids(SWEEP.format(parsed="parse_args(one)").replace("args.amp:", "x.amp:"))
+
+
+ZIPPED = """
+import torch
+from torch import nn
+
+
+def train(loader, heads, scalers, optimizers, criterion):
+    for x, y in loader:
+        with torch.autocast("cuda"):
+            outputs = [head(x) for head in heads]
+        losses = [criterion(o, y) for o in outputs]
+        {scaled}
+        [s.step(o) for s, o in zip(scalers, optimizers)]
+        [s.update() for s in scalers]
+        [o.zero_grad() for o in optimizers]
+
+
+def main(loader, settings, criterion):
+    heads = [nn.Linear(4, 4).cuda() for _ in settings]
+    optimizers, scalers = [], []
+    for head, keys in zip(heads, settings):
+        optimizers += [torch.optim.AdamW(head.parameters(), **keys)]
+        scalers += [torch.amp.GradScaler("cuda")]
+    train(loader, heads, scalers, optimizers, criterion)
+"""
+
+
+def test_scalers_zipped_with_losses() -> None:
+    assert ids(ZIPPED.format(scaled="[s.scale(l).backward() for s, l in zip(scalers, losses)]")) == set()
+    assert ids(ZIPPED.format(scaled="[l.backward() for l in losses]")) & {"AMP209", "AMP201", "AMP204"}

@@ -11,6 +11,7 @@ from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.values import (
     ANY,
     FLOAT32,
+    HALVED,
     LOW,
     NAMES,
     NOTHING,
@@ -108,6 +109,10 @@ def is_device(text: str) -> bool:
     return any(word in text.lower() for word in words) and not is_dtype(text.lower().replace("device_type", ""))
 
 
+_WIDEST_HALF = Const.of(2048, assumed=True)
+"""What half of a width is taken for: widths of heads and embeddings are not larger than 4096."""
+
+
 def numbers_of(name: str, args: Sequence[Value], named: Named) -> tuple[tuple[str, Const], ...]:
     """The constant arguments by the names of their parameters."""
     parameters = surface.PARAMETERS.get(name, ())
@@ -116,6 +121,8 @@ def numbers_of(name: str, args: Sequence[Value], named: Named) -> tuple[tuple[st
         values = dict(zip(parameters, args[1:]))
     values.update({key: value for key, value in named.items() if key in parameters})
     found = {key: value for key, value in values.items() if isinstance(value, Const) and value.number is not None}
+    if name == "arange":
+        found.update({key: _WIDEST_HALF for key, value in values.items() if value == HALVED})
     for key, default in surface.DEFAULTS.get(name, {}).items():
         if key not in values:
             found[key] = Const.of(default)

@@ -16,6 +16,7 @@ from amp_audit.static.dtypes.arguments import Named, dtype_of, info_attribute, t
 from amp_audit.static.dtypes.models import Models
 from amp_audit.static.dtypes.values import (
     ANY,
+    HALVED,
     HALVES,
     NOTHING,
     NUMBER,
@@ -348,6 +349,8 @@ class Evaluation(Models):
     def _combine(self, op: str, left: Value, right: Value, at: int) -> Value:
         if isinstance(left, Const) and isinstance(right, Const):
             return _computed(op, left, right)
+        if op == "//" and isinstance(left, Opaque) and right == Const.of(2):
+            return HALVED
         if isinstance(left, (Items, Many)) and isinstance(right, (Items, Many)) and op == "+":
             return extended(left, right)
         if isinstance(left, Params) and isinstance(right, Params):

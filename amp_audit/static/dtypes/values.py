@@ -272,6 +272,8 @@ NOTHING = Opaque("")
 """Unknown, and not worth telling apart."""
 NUMBER = Opaque("number", number=True)
 """An unknown Python number."""
+HALVED = Opaque("halved", number=True)
+"""Half of an unknown number: of a width, whose halves are the pairs of a rotary or sinusoidal embedding."""
 _MAX_OPTIONS = 6
 
 

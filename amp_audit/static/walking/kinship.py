@@ -24,21 +24,23 @@ def note_made(key: str, callee: Value, name: str, given: Iterable[Value], world:
     """Keep of what a call that is not followed gives that it was made of the one model that went in."""
     if _COPY.search(name) or (isinstance(callee, External) and callee.dotted.startswith("torch.")):
         return
-    models = {key_of(item): item for item in given if _may_be_model(item)}
+    models = {key_of(item): item for item in given if _may_be_model(item, world)}
     if len(models) == 1:
         world.put(key, MADE_OF, next(iter(models.values())))
 
 
-def _may_be_model(value: Value) -> bool:
-    """A symbol is taken for one by its name: nothing but doubt is concluded from it."""
+def _may_be_model(value: Value, world: World) -> bool:
+    """A symbol is taken for one by its name, or by what it was made of: nothing but doubt is concluded from it."""
     if isinstance(value, Instance):
         return value.model
-    return isinstance(value, Symbol) and _NAME.search(value.text.rpartition(".")[2]) is not None
+    if not isinstance(value, Symbol):
+        return False
+    return _NAME.search(value.text.rpartition(".")[2]) is not None or (value.key, MADE_OF) in world.heap
 
 
 def is_wrapped(base: Symbol, world: World) -> bool:
     """Whether ``.module`` of it is the model itself: it went into DistributedDataParallel, or is called a model."""
-    return world.heap.get((base.key, REPLICATED)) == Literal.of(True) or _may_be_model(base)
+    return world.heap.get((base.key, REPLICATED)) == Literal.of(True) or _may_be_model(base, world)
 
 
 def concerned_in_part(world: World, event: Event) -> list[Id]:
