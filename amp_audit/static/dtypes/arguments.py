@@ -100,6 +100,12 @@ def cast_target(name: str, args: Sequence[Value], named: Named) -> DType | None:
     return None
 
 
+def reinterpreted(name: str, args: Sequence[Value], named: Named) -> DType | None:
+    """The dtype as which ``x.view(dtype)`` reads the bits of ``x``; None if it is given a shape."""
+    told = named.get("dtype", args[1] if len(args) == 2 else None) if name == "view" else None
+    return told if isinstance(told, DType) else None
+
+
 def is_dtype(text: str) -> bool:
     return any(word in text.lower() for word in ("dtype", "precision", "type"))
 

@@ -8,7 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from amp_audit.static.dtypes import surface
-from amp_audit.static.dtypes.arguments import Named, cast_target, flat, is_device, is_dtype, numbers_of, told_dtype
+from amp_audit.static.dtypes.arguments import (
+    Named,
+    cast_target,
+    flat,
+    is_device,
+    is_dtype,
+    numbers_of,
+    reinterpreted,
+    told_dtype,
+)
 from amp_audit.static.dtypes.record import Cast, Place, Record, Training, Use
 from amp_audit.static.dtypes.values import (
     ANY,
@@ -133,6 +142,9 @@ class Operations(abc.ABC):
             return NUMBER
         if effect == "shape":
             return Many(NUMBER)
+        read_as = reinterpreted(name, args, named)
+        if read_as is not None:
+            return Tensor(read_as.dtypes, assumed=read_as.assumed)
         parts = map(self.tensor_of, self._tensor_arguments(name, args, named))
         tensors = [part for part in parts if part is not None]
         out = self.tensor_of(named["out"]) if "out" in named and effect != "factory" else None
