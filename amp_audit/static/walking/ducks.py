@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 OWNING = frozenset({"parameters", "named_parameters", "buffers", "trainable_parameters"})
 _OPTIMIZER_NAME = re.compile(r"optim|^opt$|^opt_|_opt$|^[dg]_opt|opt_[dg]$", re.IGNORECASE)
+_OF_WRAPPERS = frozenset({"backward", "zero_grad"})
+"""What wrappers around a GradScaler have and it has not."""
 _AVERAGE_NAME = re.compile(r"(^|_)ema(_|$)|^EMA|EMA$|(^|_)swa_model$|moving_?average", re.IGNORECASE)
 _AVERAGING = frozenset({"update", "update_parameters", "step", "update_ema"})
 SCALER_NAME = re.compile(r"scaler$|^scaler|grad_scaler", re.IGNORECASE)
@@ -45,6 +47,8 @@ class Ducks:
 
     def _acts_as_scaler(self, symbol: Symbol, world: World) -> bool:
         used = self.methods_used(symbol, world)
+        if not used.isdisjoint(_OF_WRAPPERS):
+            return False
         if "unscale_" in used or {"scale", "step"} <= used or {"scale", "update"} <= used:
             return True
         return bool(SCALER_NAME.search(tail(symbol))) and bool(used & {"scale", "step", "update"})

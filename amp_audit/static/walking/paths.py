@@ -24,7 +24,7 @@ from amp_audit.static.walking.inits import Inits
 from amp_audit.static.walking.liveness import Liveness
 from amp_audit.static.walking.means import Means, of_word
 from amp_audit.static.walking.reach import Reach, Start
-from amp_audit.static.walking.repeats import repeated
+from amp_audit.static.walking.repeats import Companions, repeated
 from amp_audit.static.walking.values import Func, Instance, Literal, Value
 from amp_audit.static.walking.walk import OutOfFuel, Walker
 from amp_audit.static.walking.world import Frame, Limits, Place, World, melt, merge
@@ -123,7 +123,10 @@ class _Surveyor:
         self.heat = Heat(self.modules)
         self.watch: Watch[Place] = Watch(book, "static")
         self.done = Survey()
-        self.repeated = frozenset().union(*map(repeated, self.modules))
+        self.repeated: dict[str, set[Companions]] = {}
+        for module in self.modules:
+            for name, companions in repeated(module):
+                self.repeated.setdefault(name, set()).add(companions)
         self.reach = Reach(project, self.heat, book)
         self.bases: dict[str, World] = {}
         self.inits = Inits()
@@ -209,12 +212,20 @@ class _Surveyor:
             for bound, each in self._selves(walker, module, function, cls, world):
                 func = Func(module, function, bound, {}, cls)
                 ends = merge(_follow_blindly(walker, func, each))
-                for end in ends if cls is not None and function.name in self.repeated else ():
+                again = self._repeats(function, cls) and "backward" in walker.happened.words()
+                for end in ends if again else ():
                     end.stamp = (1,)
                     _follow_blindly(walker, func, end)
             return []
 
         self._attempt(module, function.qualname, start, run)
+
+    def _repeats(self, function: ir.Function, cls: ClassRef | None) -> bool:
+        """Whether a loop calls this method and no other one of the object that could come in between."""
+        if cls is None or function.name not in self.repeated:
+            return False
+        own = {name for name, (_, found) in self.project.methods(cls).items() if self.heat.function(found)}
+        return any(own.isdisjoint(companions) for companions in self.repeated[function.name])
 
     def _selves(
         self, walker: Walker, module: ir.Module, function: ir.Function, cls: ClassRef | None, start: World
