@@ -178,7 +178,8 @@ def _is_foreign(tensor: Tensor, use: Use) -> bool:
     """Whether a tensor surely has the half type that the region does not have."""
     halves = HALVES - {LOW}
     region = use.region.dtypes if use.region is not None else frozenset()
-    return len(region) == len(tensor.dtypes) == 1 and region != tensor.dtypes and region | tensor.dtypes == halves
+    known = len(region) == len(tensor.dtypes) == 1 and not tensor.assumed
+    return known and region != tensor.dtypes and region | tensor.dtypes == halves
 
 
 def _region_fits(use: Use, wanted: Mapping[str, object] | None) -> bool:

@@ -302,7 +302,9 @@ class Models(Operations):
         else:
             self.casts.pop(base.id, None)
             self.pending = {one: None for one in self.pending if not self.inside(one.cast.of, base.id)}
-        return Opaque(base.id, base.text, dtypes=target.dtypes, origin="cast") if isinstance(base, Opaque) else base
+        if not isinstance(base, Opaque):
+            return base
+        return Opaque(base.id, base.text, dtypes=target.dtypes, origin="cast", assumed=target.assumed)
 
     def _cast_buffers(self, model: Hashable, target: DType, at: int) -> None:
         """Note the tables of positions that are cast along with a model."""

@@ -158,6 +158,7 @@ class Opaque:
 
     ``text``: the name by which the code calls it. ``number``: a size, a factor, an option: no tensor.
     ``dtypes``: what it was cast to, should it be a tensor, or what it is as the output of a model (``origin``).
+    ``assumed``: to which dtype that was is an assumption.
     """
 
     id: Hashable
@@ -165,6 +166,7 @@ class Opaque:
     number: bool = False
     dtypes: Dtypes = ANY
     origin: Origin = ""
+    assumed: bool = False
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -381,7 +383,7 @@ def as_tensor(value: Value) -> Tensor | None:
         return (
             None
             if value.number
-            else Tensor(value.dtypes, value.text if value.origin == "model" else "", origin=value.origin)
+            else Tensor(value.dtypes, value.text if value.origin == "model" else "", value.assumed, origin=value.origin)
         )
     if isinstance(value, Either):
         parts = [part for part in map(as_tensor, value.options) if part is not None]

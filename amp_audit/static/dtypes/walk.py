@@ -7,11 +7,12 @@ twice. Calls of the project are followed with the values of their arguments, and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from typing import Any, get_args
 
+from amp_audit.records import replace
 from amp_audit.static.binding import project
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.calls import Calls
@@ -23,6 +24,7 @@ from amp_audit.static.dtypes.values import (
     HALVES,
     NOTHING,
     Const,
+    DType,
     Func,
     Items,
     Layer,
@@ -289,6 +291,8 @@ class Walk(Calls):
             return True
         going_on = [end for end in ends if end[2]] or ends
         env = reduce(_joined, (end[0] for end in going_on))
+        if len(going_on) < len(ends):
+            _doubt_chosen(env, [end[0] for end in ends if not end[2]])
         self.frame.env.clear()
         self.frame.env.update({**ends[-1][0], **env})
         self.casts = reduce(_united, (end[1] for end in going_on))
@@ -399,6 +403,13 @@ def _united(
     one: dict[Hashable, frozenset[Cast]], two: dict[Hashable, frozenset[Cast]]
 ) -> dict[Hashable, frozenset[Cast]]:
     return {key: one.get(key, frozenset()) | two.get(key, frozenset()) for key in {**one, **two}}
+
+
+def _doubt_chosen(env: dict[str, Value], others: Sequence[Mapping[str, Value]]) -> None:
+    """The dtypes that are other ones, or none, in arms that are left out are those of this precision alone."""
+    for name, value in env.items():
+        if isinstance(value, DType) and any(other.get(name) != value for other in others):
+            env[name] = replace(value, assumed=True)
 
 
 def _precision_arm(test: ir.Expr) -> str | None:

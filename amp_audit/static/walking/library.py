@@ -14,6 +14,7 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import names_in, statements, walk
 from amp_audit.static.walking.byhand import MEASURE
 from amp_audit.static.walking.choices import NAMED, chosen, is_choice
+from amp_audit.static.walking.classes import is_instance
 from amp_audit.static.walking.contexts import NO_GRAD_NAMES
 from amp_audit.static.walking.lineage import (
     REPLICATED,
@@ -218,6 +219,9 @@ class Library(Methods):
         if name in ("float", "int", "str", "len", "round") and args and not isinstance(args[0], Literal):
             return Symbol(short(f"{name}({key_of(args[0])})"), "", is_volatile(args[0]))
         if name == "isinstance" and len(args) == 2:
+            known = is_instance(args[0], args[1], self.walker.project)
+            if known is not None:
+                return Literal.of(known)
             return Condition(short(f"isinstance {key_of(args[0])} {key_of(args[1])}"), volatile=is_volatile(args[0]))
         if name == "hasattr" and len(args) == 2 and isinstance(args[0], Symbol):
             return Condition(short(f"hasattr {key_of(args[0])} {key_of(args[1])}"))

@@ -84,3 +84,54 @@ def test_low_precision_goes_along(body: str) -> None:
 )
 def test_what_stays_or_becomes_float32(body: str) -> None:
     check(train=filled(LOOP, body))
+
+
+CHOSEN_APART = """
+import torch
+from contextlib import suppress
+
+
+def region(precision):
+    if precision == "amp":
+        return torch.cuda.amp.autocast
+    elif precision == "amp_bf16":
+        return lambda: torch.autocast("cuda", dtype=torch.bfloat16)
+    else:
+        return suppress
+
+
+def cast_dtype(precision):
+    chosen = None
+    if precision == "bf16":
+        chosen = torch.bfloat16
+    elif precision == "fp16":
+        chosen = torch.float16
+    return chosen
+
+
+def train(model, loader, optimizer, scaler, args, loss):
+    autocast, dtype = {autocast}, {dtype}
+    model.train()
+    for images, texts in loader:
+        images = images.to(device="cuda", dtype=dtype)
+        optimizer.zero_grad()
+        with autocast():
+            features = model(images, texts)
+            total = loss(features)
+        scaler.scale(total).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("autocast", "dtype"),
+    [
+        ("region(args.precision)", "cast_dtype(args.precision)"),
+        ("torch.cuda.amp.autocast", "cast_dtype(args.precision)"),
+        ("torch.cuda.amp.autocast", "torch.bfloat16"),
+    ],
+)
+def test_a_cast_and_a_region_that_one_setting_chooses(autocast: str, dtype: str) -> None:
+    source = CHOSEN_APART.format(autocast=autocast, dtype=dtype)
+    check(main=source.replace("autocast():", "autocast():  # AMP306") if dtype == "torch.bfloat16" else source)

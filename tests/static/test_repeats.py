@@ -1,0 +1,95 @@
+"""Methods that loops call on one object again and again, and those of which another one comes in between."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests.static.walked import ids
+
+WRAPPER = """
+import torch
+
+
+class Scaling:
+    def __init__(self, info):
+        self.scaler = torch.amp.GradScaler("cuda", enabled=info.half)
+
+    def backward(self, loss):
+        self.scaler.scale(loss).backward()
+
+    def clip(self, model, optimizer, most):
+        norm = -1.0
+        if most != 0.0:
+            self.scaler.unscale_(optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), most).item()
+        return norm
+
+    def step(self, optimizer):
+        self.scaler.step(optimizer)
+
+    def update(self):
+        self.scaler.update()
+
+
+def train(model, optimizer, loader, info, load):
+    scaling = load(info.name)(info)
+    for x in loader:
+        with torch.autocast("cuda", enabled=info.half):
+            loss = model(x).mean()
+        scaling.backward(loss)
+        scaling.clip(model, optimizer, info.most)
+        scaling.step(optimizer)
+        scaling.update()
+        optimizer.zero_grad()
+"""
+
+OTHER = """
+def elsewhere(meters, x):
+    for _ in range(3):
+        meters.update()
+        meters.clip(x, x, 1.0)
+"""
+
+
+@pytest.mark.parametrize("name", ["scaling", "scaler", "grad_scaler"])
+@pytest.mark.parametrize("more", ["", OTHER])
+def test_the_parts_of_a_step_are_not_called_twice_in_a_row(name: str, more: str) -> None:
+    assert ids(WRAPPER.replace("scaling", name) + more) == set()
+
+
+TRAINER = """
+import torch
+
+
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def one_step(self, x):
+        with torch.autocast("cuda"):
+            loss = self.model(x).mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def report(self, x):
+        print(x)
+
+
+def run(trainer, loader):
+    for x in loader:
+        trainer.one_step(x)
+        {more}
+"""
+
+
+@pytest.mark.parametrize("more", ["pass", "trainer.report(x)"])
+def test_a_whole_step_that_a_loop_calls_meets_its_next_round(more: str) -> None:
+    """``unscale_`` again, with no ``update`` since: only the second round shows it."""
+    assert "AMP207" in ids(textwrap.dedent(TRAINER).format(more=more))
