@@ -4,7 +4,8 @@ What a detector may ask for, all of which must hold:
 
 ``inputs``    the dtypes in which the op computes, after what its region does to it
 ``takes``     conditions on its tensors, each met by another one: ``dtype``; ``origin`` (region, cast, model, weights);
-              ``last``, the op that computed it; ``assumed``, of a dtype that holds in one setting alone; ``foreign``, of the half type that the region does not have;
+              ``last``, the op that computed it; ``assumed``, of a dtype that holds in one setting alone;
+              ``foreign``, of the half type that the region does not have;
               ``first``, the one that is written to or comes first; ``upcast``, of
               what was low; ``counted``, computed from ``arange``
 ``lacks``     dtypes that none of its tensors may have
