@@ -146,7 +146,6 @@ def found(source: str) -> tuple[set[str], list[str]]:
 def test_settings_that_nobody_reads_again_make_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty states of a checkpoint that are put back before the loop begins, and every path to it is the same."""
     monkeypatch.setattr(paths, "WIDTHS", (4,))
-    monkeypatch.setattr(paths, "LAST_OF_PROJECT", 0)
     settings = "".join(
         f"""
     state{n} = torch.load(args.file{n}) if args.resume{n} else None
@@ -185,16 +184,15 @@ def test_rounds_of_loops_in_loops_do_not_multiply(monkeypatch: pytest.MonkeyPatc
     """Six loops: sixty-four rounds, were each walked twice in each round of the one around it. What is left over from
     one round to the next is found all the same."""
     monkeypatch.setattr(paths, "WIDTHS", (64,))
-    monkeypatch.setattr(paths, "LAST_OF_PROJECT", 0)
     monkeypatch.setattr(paths.walk, "FUEL", 200)
     rules, notes = found(nested(6))
     assert rules >= {"AMP202", "AMP223"} and notes == []
 
 
-def test_an_entry_that_was_given_up_gets_what_fuel_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths.walk, "FUEL", 20)
-    monkeypatch.setattr(paths, "LAST_OF_PROJECT", 0)
+def test_long_code_of_few_paths_gets_more_fuel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths.walk, "FUEL", 30)
+    monkeypatch.setattr(paths, "PLENTY", 1)
     assert len(found(nested(3))[1]) == 1
-    monkeypatch.setattr(paths, "LAST_OF_PROJECT", 1_000)
+    monkeypatch.setattr(paths, "PLENTY", 4)
     rules, notes = found(nested(3))
     assert rules >= {"AMP202", "AMP223"} and notes == []

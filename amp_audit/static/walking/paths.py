@@ -35,9 +35,11 @@ MAX_STARTS = 4
 WIDTHS = (64, 16, 4)
 """How many paths are followed side by side, in one attempt after the other, until an entry is walked to its end."""
 
-LAST_WIDTH, LAST_FUEL, LAST_OF_PROJECT = 16, 50_000, 100_000
-"""How many paths of an entry that was given up are followed when all others are walked, and how many statements of it
-and of all such entries of a project."""
+NARROW, PLENTY = 16, 4
+"""Where an entry never had more paths than this, it is its code that is long: it may have this many times the fuel."""
+
+SHARE = 4
+"""The part of the fuel left that one entry may have beyond the usual: one fourth, so that further ones find some."""
 
 _SPOKEN = {
     "scale": ("scale", "backward.scaled"),
@@ -69,17 +71,6 @@ class Entry:
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _GivenUp:
-    """An entry that no attempt walked to its end, and what begins and runs another one."""
-
-    entry: Entry
-    module: ir.Module
-    name: str
-    start: Callable[[], World]
-    run: Callable[[Walker, World], list[World]]
-
-
 @dataclass(slots=True)
 class Survey:
     """All entries of a project, walked."""
@@ -89,7 +80,6 @@ class Survey:
     followed: set[tuple[str, int]] = field(default_factory=set)
     visits: Counter[tuple[str, int]] = field(default_factory=Counter)
     fuel: int = walk.PROJECT_FUEL
-    given_up: list[_GivenUp] = field(default_factory=list)
 
 
 def find(project: Project, book: Rulebook, asked: Set[str] | None = None) -> tuple[list[RawFinding], list[str]]:
@@ -111,7 +101,7 @@ class _Attempt:
 
     def would_repeat(self, width: int, fuel: int) -> bool:
         """Whether a walk of ``width`` would be the same: there never were more paths, the same calls are followed."""
-        return fuel == self.fuel and self.limits.widest <= width and self.walker.would_repeat()
+        return fuel <= self.fuel and self.limits.widest <= width and self.walker.would_repeat()
 
 
 class _Surveyor:
@@ -153,12 +143,8 @@ class _Surveyor:
         self.done.deciding = deciding([module for module in self.modules if module.path in reached], self.heat)
         for start in hazardous:
             self._walk(*start)
-        self._try_again()
         for entry in list(self.done.entries):
             self._consult(entry, idle)
-        for entry in self.done.entries:
-            if entry.note is not None:
-                self._doubt(entry)
         return self.done
 
     def _walk(self, module: ir.Module, function: ir.Function | None, cls: ClassRef | None) -> None:
@@ -262,21 +248,30 @@ class _Surveyor:
         entry.happened.know(self.known)
         last: _Attempt | None = None
         for width in WIDTHS:
-            fuel = min(walk.FUEL, max(walk.LEAST_FUEL, self.done.fuel))
+            fuel = self._fuel(last)
             if last is not None and last.would_repeat(width, fuel):
                 self.done.visits.update(last.walker.came)
-            else:
-                last = self._walked(module, Limits(width), fuel, start, run, entry)
+                continue
+            last = self._walked(module, Limits(width), fuel, start, run, entry)
             self.done.fuel -= fuel - max(0, last.walker.fuel)
             if last.ends is not None:
-                self.done.followed |= last.walker.followed
+                if width == WIDTHS[0] or not last.limits.cut:  # else most of what they do may not have been seen
+                    self.done.followed |= last.walker.followed
                 break
         assert last is not None
         entry.note = _note(module, name, last)
-        if last.ends is None:
-            self.done.given_up.append(_GivenUp(entry, module, name, start, run))
+        if entry.note is not None:
+            self._doubt(entry)
         self.done.entries.append(entry)
         return last.ends or []
+
+    def _fuel(self, last: _Attempt | None) -> int:
+        """What an attempt may spend: the usual or, after one that found few paths, several times that if the project
+        has plenty."""
+        usual = min(walk.FUEL, max(walk.LEAST_FUEL, self.done.fuel))
+        if last is None or last.limits.widest > NARROW:
+            return usual
+        return max(usual, min(walk.FUEL * PLENTY, self.done.fuel // SHARE))
 
     def _walked(
         self,
@@ -287,7 +282,7 @@ class _Surveyor:
         run: Callable[[Walker, World], list[World]],
         entry: Entry,
     ) -> _Attempt:
-        """Walk an entry and take in what was met, even where the fuel was not enough."""
+        """Walk an entry and take in what was met, be it that the fuel was not enough."""
         walker = Walker(self.project, self.watch, self.heat, module.path, self.done.visits, self.liveness)
         walker.fuel, walker.thrifty = fuel, fuel < walk.FUEL
         world = start()
@@ -300,19 +295,6 @@ class _Surveyor:
         entry.happened.include(walker.happened)
         entry.paths |= {followed for followed, _ in walker.followed}
         return _Attempt(walker, limits, fuel, ends)
-
-    def _try_again(self) -> None:
-        """Spend what fuel is left on the entries that were given up: the long ones, of few paths each."""
-        left = min(self.done.fuel, LAST_OF_PROJECT)
-        for given_up in self.done.given_up:
-            fuel = min(left, LAST_FUEL)
-            if fuel <= walk.FUEL:
-                return
-            entry, module = given_up.entry, given_up.module
-            last = self._walked(module, Limits(LAST_WIDTH), fuel, given_up.start, given_up.run, entry)
-            spent = fuel - max(0, last.walker.fuel)
-            left, self.done.fuel = left - spent, self.done.fuel - spent
-            entry.note = _note(module, given_up.name, last)
 
     def _doubt(self, entry: Entry) -> None:
         """What may happen on the paths that were left out cannot be said to happen nowhere."""
