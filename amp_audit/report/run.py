@@ -13,7 +13,7 @@ from amp_audit.report import emulated
 from amp_audit.report.content import Program, shown_path
 from amp_audit.report.layout import section
 from amp_audit.report.source import printable
-from amp_audit.report.summary import BALANCE, Health, HotOp, Saved, ScalePoint, Summary, Times, Underflow
+from amp_audit.report.summary import BALANCE, Health, HotOp, Lost, Saved, ScalePoint, Summary, Times, Underflow
 from amp_audit.report.words import ending, listed, plural, ranges, scale, share, size, work
 from amp_audit.trace.schema import Header
 
@@ -33,7 +33,7 @@ def sections(run: Summary, program: Program | None, root: Path, verbose: bool) -
     if run.scales or run.window is not None:
         yield section("Loss scale", [*_scales(run), *_window(run)])
     if run.underflow:
-        yield section("Gradients lost to low precision", list(_underflow(run.underflow, limit)))
+        yield section("Gradients lost to low precision", list(_underflow(run.underflow, limit, root)))
     if run.health:
         yield section("Training", [Text(line) for line in map(_health, run.health)])
 
@@ -206,9 +206,9 @@ def timeline(points: Sequence[ScalePoint]) -> str:
     return ", ".join(changes)
 
 
-def _underflow(rows: Sequence[Underflow], limit: int) -> Iterator[RenderableType]:
+def _underflow(rows: Sequence[Underflow], limit: int, root: Path) -> Iterator[RenderableType]:
     steps = max(row.steps for row in rows)
-    lossy = [row for row in rows if row.flushed or row.subnormal]
+    lossy = [row for row in rows if row.flushed or row.subnormal or row.upstream]
     whole = len(lossy) == 0
     if whole:
         elements = sum(row.nonzero for row in rows)
@@ -226,7 +226,7 @@ def _underflow(rows: Sequence[Underflow], limit: int) -> Iterator[RenderableType
     for row in lossy[:limit]:
         table.add_row(
             ending(printable(row.parameter), NAME),
-            share(row.flushed, row.nonzero),
+            "all, upstream" if row.upstream else share(row.flushed, row.nonzero),
             share(row.subnormal, row.nonzero),
             " to ".join(dict.fromkeys(scale(s) for s in (row.scales[0], row.scales[-1]))) if row.scales else "none",
         )
@@ -236,6 +236,22 @@ def _underflow(rows: Sequence[Underflow], limit: int) -> Iterator[RenderableType
         clean = len(rows) - len(lossy)
         words = {0: "all with less", rest: "none of them with loss"}.get(clean, f"{clean} of them without loss")
         yield Text(f"{plural(rest, 'more parameter')}, {words}", style="dim")
+    yield from map(Text, _upstream(lossy[:limit], root))
+
+
+def _upstream(rows: Sequence[Underflow], root: Path) -> Iterator[str]:
+    """Where the gradients went that came to their parameters as zeros, each place once."""
+    told: list[Lost] = []
+    for row in rows:
+        lost = row.upstream
+        if lost is None or lost in told:
+            continue
+        told.append(lost)
+        place = lost.place
+        path, line = place.user_path or place.path, place.user_line or place.line
+        where = f", {shown_path(path, root)}:{line}" if path is not None else ""
+        inside = f" in {place.module}" if place.module else ""
+        yield printable(f"upstream: lost by {lost.op}{inside}{where} ({plural(lost.steps, 'deep step')})")
 
 
 def missed(run: Summary) -> Iterator[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from amp_audit import policy
 from amp_audit.trace.hot import HOT_PHASES, computed_in
+from amp_audit.trace.measures import loser
 from amp_audit.trace.ranges import together
 from amp_audit.trace.schema import CastRow, Header, Number, OpRow, Place, StepRecord, Trace
 
@@ -123,8 +124,20 @@ class ScalePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """Where all of a gradient became zero before it came to the parameter, and in how many steps."""
+
+    op: str
+    place: Place
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Underflow:
-    """A parameter's gradient on its way through low precision, summed over steps. ``scales``: loss scales in force."""
+    """A parameter's gradient on its way through low precision, summed over steps. ``scales``: loss scales in force.
+
+    ``upstream``: it came to the parameter as zeros, of which no other count tells.
+    """
 
     parameter: str
     elements: int
@@ -133,6 +146,7 @@ class Underflow:
     subnormal: int
     steps: int
     scales: tuple[float, ...]
+    upstream: Lost | None = None
 
     @property
     def share(self) -> float:
@@ -441,22 +455,38 @@ def _is(number: Number, name: str, key: str) -> bool:
 def _underflow(steps: Iterable[StepRecord]) -> tuple[Underflow, ...]:
     groups: defaultdict[str, list[Mapping[str, float | int | None]]] = defaultdict(list)
     measured: defaultdict[str, set[int]] = defaultdict(set)  # a step of several optimizers measures a gradient again
+    starved: defaultdict[str, dict[int, Number]] = defaultdict(dict)
     for step in steps:
         for number in step.numbers:
+            name = number.subject or "?"
             if number.name == "gradient" and number.values.get("nonzero") is not None:
-                groups[number.subject or "?"].append(number.values)
-                measured[number.subject or "?"].add(step.step)
-    found = [_one_underflow(name, group, len(measured[name])) for name, group in groups.items()]
-    return tuple(sorted(found, key=lambda u: (-u.share, -u.subnormal / max(1, u.nonzero), u.parameter)))
+                groups[name].append(number.values)
+                measured[name].add(step.step)
+            elif number.name == "starved":
+                starved[name][step.step] = number
+                measured[name].add(step.step)
+    found = [
+        _one_underflow(name, groups.get(name, ()), len(counted), starved.get(name))
+        for name, counted in measured.items()
+    ]
+    return tuple(
+        sorted(found, key=lambda u: (u.upstream is None, -u.share, -u.subnormal / max(1, u.nonzero), u.parameter))
+    )
 
 
-def _one_underflow(name: str, group: Sequence[Mapping[str, float | int | None]], steps: int) -> Underflow:
+def _one_underflow(
+    name: str, group: Sequence[Mapping[str, float | int | None]], steps: int, starved: Mapping[int, Number] | None
+) -> Underflow:
     def total(key: str) -> int:
         return sum(int(values.get(key) or 0) for values in group)
 
     scales = sorted({float(scale) for values in group if (scale := values.get("scale")) is not None})
+    upstream = None
+    if starved:
+        number = next(iter(starved.values()))
+        upstream = Lost(loser(number), number.place or Place(), len(starved))
     return Underflow(
-        name, total("elements"), total("nonzero"), total("flushed"), total("subnormal"), steps, tuple(scales)
+        name, total("elements"), total("nonzero"), total("flushed"), total("subnormal"), steps, tuple(scales), upstream
     )
 
 

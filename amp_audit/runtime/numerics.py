@@ -20,7 +20,7 @@ from amp_audit.runtime.origins import Origin, Origins, Result, measurable, plain
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Scene
 from amp_audit.runtime.queue import finite
 from amp_audit.runtime.rescale import Rescale, choose
-from amp_audit.runtime.shadow import CARRIERS, MOVES, base_name, in_float32, part, repeatable, tensors
+from amp_audit.runtime.shadow import CARRIERS, FACTORS, MOVES, base_name, in_float32, part, repeatable, tensors
 from amp_audit.runtime.spreads import live_scale
 from amp_audit.trace.schema import Number
 
@@ -54,7 +54,7 @@ class Numerics:
         self._gradients: dict[int, tuple[torch.Tensor, Counts]] = {}  # parameter -> (parameter, counts)
         self._exponents: Exponents[tuple[str, int]] = Exponents()  # by phase and site
         self._origins = Origins()
-        self._sinks: list[int] = []
+        self._sinks: dict[int, list[torch.Tensor]] = {}  # by result: the parameters whose gradient it became
         self._counts: dict[CastKey, CastCounts] = {}
         self._powers: tuple[int, ...] = ()  # loss scales at which the next deep step's backward is repeated
         self._rescale: Rescale[tuple[str, int]] | None = None
@@ -80,6 +80,7 @@ class Numerics:
                 self._host.unobserved("where gradients were lost, on steps that ran compiled code")
             else:
                 self._tell_gradients()
+                self._tell_starved()
                 self._tell_exponents()
                 self._tell_origin()
                 self._tell_rescaled()
@@ -92,7 +93,7 @@ class Numerics:
     def _forget(self) -> None:
         self._casts, self._ops, self._lost, self._gradients = {}, {}, {}, {}
         self._errors, self._exponents = {}, Exponents()
-        self._origins, self._sinks = Origins(), []
+        self._origins, self._sinks = Origins(), {}
         self._rescale = None
 
     # Seeing operators
@@ -119,9 +120,9 @@ class Numerics:
             return
         results = [item for item in tensors(args[0] if copies else out) if measurable(item)]
         given = _infinite(args) or _infinite(kwargs.values())
-        op, moves = _name(func), base_name(func).removesuffix("_") in MOVES or base_name(func) in _WRITTEN
+        op, moves, factors = _traits(func)
         made = [
-            self._origins.add(item, Result(op, phase, site, item.dtype, item.numel(), kept, given, moves))
+            self._origins.add(item, Result(op, phase, site, item.dtype, item.numel(), kept, given, moves, factors))
             for item in results
         ]
         if pairs:
@@ -238,7 +239,7 @@ class Numerics:
             return
         sink = self._origins.of(grad)
         if sink is not None:
-            self._sinks.append(sink)
+            self._sinks.setdefault(sink, []).append(parameter)
             if sink in self._lost:
                 self._gradients[id(parameter)] = (parameter, self._lost[sink])
 
@@ -315,6 +316,28 @@ class Numerics:
             values = {**_named(totals[number]), "scale": live}
             self._host.number(Number("gradient", subject=self._scene.name(parameter), values=values))
 
+    def _tell_starved(self) -> None:
+        """Parameters whose gradient is wholly zero since all of it was lost before it came to them."""
+        first = self._origins.starved(self._sinks)
+        counts = _totals({index: [self._lost[index]] for index in set(first.values()) if index in self._lost})
+        for sink, index in first.items():
+            nonzero, flushed = counts.get(index, (0, 0))[:2]
+            result = self._origins.results[index]
+            if not nonzero or flushed < nonzero:
+                continue
+            for parameter in self._sinks[sink]:
+                self._host.number(
+                    Number(
+                        "starved",
+                        place=self._host.places.place(result.site),
+                        subject=self._scene.name(parameter),
+                        op=result.op,
+                        phase=result.phase,
+                        dtype=short(result.dtype),
+                        values={"elements": parameter.numel()},
+                    )
+                )
+
     def _tell_origin(self) -> None:
         origin = self._origins.trace(self._sinks)
         if origin is None:
@@ -341,6 +364,13 @@ class Numerics:
 @cache
 def _name(func: Any) -> str:
     return str(func)
+
+
+@cache
+def _traits(func: Any) -> tuple[str, bool, bool]:
+    """An operator's name, whether it only moves values or writes constants, and whether it multiplies."""
+    base = base_name(func)
+    return _name(func), base.removesuffix("_") in MOVES or base in _WRITTEN, base in FACTORS
 
 
 def _came_from_elsewhere(origin: Origin) -> bool:

@@ -17,6 +17,7 @@ import torch
 from amp_audit.runtime.memory import Memory
 from amp_audit.runtime.queue import at_once, widest
 
+BACKWARD = "backward"
 _NEAR = 2.0**8
 _MOST = 32
 """Magnitudes from which on ranges are told, and how many of them."""
@@ -26,7 +27,7 @@ class Result(NamedTuple):
     """One operator's result, or (``op`` None) a tensor that came from outside the step.
 
     ``inputs``: indices of results. ``given``: an argument that is no tensor was not finite itself. ``moves``: the op
-    moves values, or writes constants, and computes none.
+    moves values, or writes constants, and computes none. ``multiplies``: one zero among its arguments makes it zero.
     """
 
     op: str | None
@@ -37,6 +38,7 @@ class Result(NamedTuple):
     inputs: tuple[int, ...] = ()
     given: bool = False
     moves: bool = False
+    multiplies: bool = False
 
 
 @dataclass(slots=True)
@@ -92,6 +94,32 @@ class Origins:
         values = self._read()
         bad = next((index for index in ends if not math.isfinite(values[index][0])), None)
         return None if bad is None else self._origin(bad, values)
+
+    def starved(self, sinks: Iterable[int]) -> dict[int, int]:
+        """For each of ``sinks`` that is wholly zero: the first backward result on the way to it of which the same is
+        true though what it was computed from is not; waits for the device.
+
+        A gradient that is zero anyway has no such result: where a product's other factor is zero, as behind a dead
+        ReLU, or a mask.
+        """
+        values = self._read()
+        found = ((sink, self._first_zero(sink, values)) for sink in sinks if values[sink][0] == 0)
+        return {sink: first for sink, first in found if first is not None}
+
+    def _first_zero(self, start: int, values: list[list[float]]) -> int | None:
+        queue, seen = [start], {start}
+        while queue:
+            at = queue.pop()
+            result = self.results[at]
+            zeros = [index for index in result.inputs if index < at and values[index][0] == 0]
+            lost = [index for index in zeros if self.results[index].phase == BACKWARD]
+            if not zeros and result.phase == BACKWARD:
+                return at
+            if result.multiplies and len(lost) < len(zeros):
+                continue
+            queue.extend(index for index in lost if index not in seen)
+            seen.update(lost)
+        return None
 
     def ranges(self) -> list[tuple[float, Result]]:
         """The largest finite magnitudes of the forward pass in float16, one for each op and line, the largest first;

@@ -417,10 +417,11 @@ class Modules:
         with that module.
         """
         own, kind = holders.parameters(module), ".".join(filter(None, (outer, type(module).__name__)))
-        trained = {id(parameter): parameter for parameter in self.trained()}
         if not own:
             self.name(module, kind)  # a loss, an activation: alike wherever it is used
-        elif trained.keys() <= own and self._is_free(""):
+            return
+        trained = {id(parameter): parameter for parameter in self.trained()}
+        if trained.keys() <= own and self._is_free(""):
             self.name(module)
         else:
             found = holders.held(sys._getframe(1))

@@ -27,6 +27,9 @@ _UNSAFE = ("rnn", "lstm", "gru", "empty", "dropout", "cudnn", "miopen")
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
+FACTORS = _PRODUCTS | {"mv", "dot", "mul", "mul_", "convolution_backward", "threshold_backward"}
+"""Operators whose result is zero where any of their arguments is."""
+
 _BATCHES = {
     "convolution": 1,
     "_scaled_dot_product_flash_attention_for_cpu": 3,

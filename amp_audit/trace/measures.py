@@ -19,6 +19,7 @@ from amp_audit.trace.replay import where
 from amp_audit.trace.schema import Number, Place, Trace
 
 _SHOWN = 8
+_CASTS = frozenset({"_to_copy", "to", "copy_"})
 Measure = Callable[[Trace, Rule, Detector], Iterator[Finding]]
 
 
@@ -54,7 +55,7 @@ def measured(
         name=name,
         value=value,
         unit=unit,
-        steps=tuple(dict.fromkeys(steps))[:_SHOWN],
+        steps=tuple(dict.fromkeys(steps)),
     )
 
 
@@ -141,7 +142,31 @@ def flushes(trace: Trace) -> dict[Location | None, Flush]:
 
 
 def _parameters(trace: Trace) -> list[Evidence]:
-    """The parameters whose gradients lost most where they were rounded themselves."""
+    """The parameters whose gradients lost most: all of it before it came to them, or where they were rounded."""
+    return [*_starved(trace), *_rounded(trace)]
+
+
+def _starved(trace: Trace) -> Iterator[Evidence]:
+    seen: dict[str, tuple[Number, list[int]]] = {}
+    for step, number in numbers(trace, "starved"):
+        seen.setdefault(number.subject or "?", (number, []))[1].append(step)
+    for name, (number, steps) in list(seen.items())[:_SHOWN]:
+        place = number.place or Place()
+        text = f"{name}: its gradient is zero, all of it was lost upstream by {loser(number)}"
+        if place.module:
+            text += f" in {place.module}"
+        yield measured("starved", int(number.values["elements"] or 0), text, steps=steps, at=where(place))
+    if len(seen) > _SHOWN:
+        yield measured("starved_parameters", len(seen), f"{len(seen)} parameters have lost all of their gradient so")
+
+
+def loser(number: Number) -> str:
+    """What a person calls the op that lost values: its short name, or what a cast makes of them."""
+    name = _short(number.op or "?")
+    return f"the cast to {number.dtype}" if name in _CASTS else name
+
+
+def _rounded(trace: Trace) -> list[Evidence]:
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for _, number in numbers(trace, "gradient"):
         total = totals[number.subject or "?"]

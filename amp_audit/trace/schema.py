@@ -132,6 +132,8 @@ class Number:
     underflow         per op, by float32 re-execution: elements, nonzero, flushed, subnormal, zero
     gradient          per parameter (``subject``): elements, nonzero, flushed, subnormal, zero on its way through
                       low precision, and the loss scale in force
+    starved           per parameter (``subject``) whose gradient is wholly zero for what an op before it lost: the op
+                      that made zeros of all its nonzero values, with its place; elements of the gradient
     nonfinite         first op whose finite inputs gave inf or NaN: inf, nan, elements, input_max
     lost_updates      per parameter: elements, updates (nonzero update), lost (of these, weight unchanged)
     scale             per scaler (``subject``): before, after, skipped (0 or 1)

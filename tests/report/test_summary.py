@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from amp_audit.report.summary import Live, Saved, Times, Work, summarize
-from amp_audit.trace.schema import CastRow, End, Number
+from amp_audit.report.summary import Live, Lost, Saved, Times, Work, summarize
+from amp_audit.trace.schema import CastRow, End, Number, Place
 
 from . import samples
 
@@ -57,6 +57,15 @@ def test_underflow_is_a_share_of_nonzero_elements_not_of_all() -> None:
     first, second = summarize([samples.trace()]).underflow
     assert (first.parameter, first.share) == ("fc1.weight", 3 / 1000)
     assert (second.parameter, second.share) == ("fc2.weight", 0.0)
+
+
+def test_what_got_no_gradient_comes_first_with_what_lost_it() -> None:
+    trace = samples.trace()
+    place = Place("/work/train.py", 7)
+    trace.steps[0].numbers.append(Number("starved", place, "aux.bias", "aten.mm.default", "backward", "float16"))
+    first, *others = summarize([trace]).underflow
+    assert (first.parameter, first.upstream) == ("aux.bias", Lost("mm", place, 1))
+    assert others and all(one.upstream is None for one in others)
 
 
 def test_underflow_of_a_gradient_that_is_all_zero_is_nothing() -> None:

@@ -161,6 +161,15 @@ def test_gradient_underflow_stands_where_most_was_lost() -> None:
     assert "fc.weight: 10.0% of its gradient flushed" in [item.text for item in finding.evidence]
 
 
+def test_a_layer_that_got_no_gradient_is_named_with_what_lost_it() -> None:
+    starved = Number("starved", at(4), "aux.weight", "aten._to_copy.default", "backward", "float16", {"elements": 128})
+    steps = [step(*iteration(), numbers=[flush(4, "aten.mm.default", 1000, 500), starved]) for _ in range(30)]
+    (finding,) = found(trace(START, *steps))
+    (item,) = (item for item in finding.evidence if item.name == "starved")
+    assert item.text == "aux.weight: its gradient is zero, all of it was lost upstream by the cast to float16"
+    assert (item.value, item.line, item.steps) == (128, 4, tuple(range(2, 32)))
+
+
 @pytest.mark.parametrize(("nonzero", "flushed"), [(10_000, 499), (100, 50), (0, 0)])
 def test_little_underflow_is_no_finding(nonzero: int, flushed: int) -> None:
     assert found(trace(START, step(*iteration(), numbers=[flush(4, "aten.mm.default", nonzero, flushed)]))) == []
