@@ -32,21 +32,23 @@ class Boundaries:
     def __init__(self) -> None:
         self._remainders: dict[str, _Remainder] = {}
         self._tests: dict[str, tuple[Boundary, bool]] = {}
+        self._rounds: dict[str, set[tuple[int, ...]]] = {}  # in which rounds of the loops around a test was met
 
     def copy(self) -> Boundaries:
         """The same tests; what is met from now on is met there alone."""
         copied = Boundaries()
         copied._remainders, copied._tests = dict(self._remainders), dict(self._tests)
+        copied._rounds = {key: set(rounds) for key, rounds in self._rounds.items()}
         return copied
 
-    def remainder(self, node: ir.Binary, modulus: Value, result: Value, loops: tuple[int, ...]) -> None:
+    def remainder(self, node: ir.Binary, modulus: Value, result: Value, world: World, loops: tuple[int, ...]) -> None:
         """Take note of ``counter % modulus`` in these loops; alone it is a test that is false at the boundary."""
         if not isinstance(result, Symbol):
             return
         found = _remainder(node, modulus, loops)
         if found is not None:
             self._remainders[result.key] = found
-            self._tests[result.key] = (_at(found, 0), False)
+            self._note(result.key, _at(found, 0), False, world)
 
     def compared(
         self, node: ir.Compare, values: list[Value], result: Value, world: World, loops: tuple[int, ...]
@@ -58,7 +60,7 @@ class Boundaries:
         left, right = values
         found = self._remainders.get(left.key) if isinstance(left, Symbol) else None
         if isinstance(result, Condition) and found is not None:
-            self._tests[result.key] = (_at(found, _count(right, found)), True)
+            self._note(result.key, _at(found, _count(right, found)), True, world)
         elif isinstance(result, Literal) and isinstance(node.left, ir.Binary) and node.left.op == "%":
             self._decided(node.left, right, bool(result.value) is (op == "=="), world, loops)
 
@@ -68,8 +70,12 @@ class Boundaries:
         found = _remainder(node, modulus, loops) if modulus is not None else None
         if found is not None:
             condition = Condition(short(f"boundary {dotted(node.left)} {node.at}"), volatile=True)
-            self._tests[condition.key] = (_at(found, _count(right, found)), True)
+            self._note(condition.key, _at(found, _count(right, found)), True, world)
             world.decide(condition, reached)
+
+    def _note(self, key: str, boundary: Boundary, truth: bool, world: World) -> None:
+        self._tests[key] = (boundary, truth)
+        self._rounds.setdefault(key, set()).add(world.stamp)
 
     def window(self, loop: ir.For | ir.While, count: Value | None, loops: tuple[int, ...]) -> None:
         """Take note of ``for _ in range(accumulate)``: its end is the boundary that each of its rounds waits for."""
@@ -90,11 +96,12 @@ class Boundaries:
 
     def reached(self, world: World) -> frozenset[Boundary]:
         """The tests that have come true in the iterations around."""
-        stamps = [f"@{world.stamp[:depth]}" for depth in range(len(world.stamp), 0, -1)]
+        around = [world.stamp[:depth] for depth in range(len(world.stamp), 0, -1)]
         return frozenset(
             boundary
             for key, (boundary, truth) in self._tests.items()
-            if any(world.flags.get(name) is truth for name in (key, *(key + stamp for stamp in stamps)))
+            if (world.flags.get(key) is truth and self._is_of(key, world))
+            or any(world.flags.get(f"{key}@{stamp}") is truth for stamp in around)
         )
 
     def missed(self, world: World) -> frozenset[Boundary]:
@@ -103,8 +110,16 @@ class Boundaries:
         return frozenset(
             boundary
             for key, (boundary, truth) in self._tests.items()
-            if any((name, not truth) in decided for name in (key, f"{key}@{world.stamp}") for decided in sides)
+            for names in [(key, f"{key}@{world.stamp}") if self._is_of(key, world) else (f"{key}@{world.stamp}",)]
+            if any((name, not truth) in decided for name in names for decided in sides)
         )
+
+    def _is_of(self, key: str, world: World) -> bool:
+        """Whether a test was met in this round, of some loop around, rather than in one that has passed: a counter that
+        is not told from what it was before the loop has another key in each.
+        """
+        rounds = self._rounds.get(key)
+        return rounds is None or any(world.stamp[: len(stamp)] == stamp for stamp in rounds)
 
 
 def _window_key(loop: ir.For | ir.While) -> str:

@@ -353,7 +353,7 @@ class Evaluator(abc.ABC):
             if scale is not None:
                 value = self.effects.descale(value, (left, right), scale, node.at, after)
             elif node.op == "%":
-                self.boundaries.remainder(node, right, value, tuple(self._loops))
+                self.boundaries.remainder(node, right, value, after, tuple(self._loops))
             results.append((value, after))
         return results
 
