@@ -138,10 +138,10 @@ def test_a_test_that_came_true_in_another_round_is_no_boundary_of_this_one() -> 
             opt_g.zero_grad()
             scaler.scale(loss_g).backward()
             scaler.step(opt_g)
+            scaler.update()
             if count % args.log_interval == 0:
                 scaler.unscale_(opt_d)
                 print(torch.nn.utils.get_total_norm([p.grad for p in D.parameters()]))
-            scaler.update()
             count += 1
 
     def main(loader, args, G, D):
