@@ -351,6 +351,37 @@ def test_what_a_model_was_made_into_may_be_the_model(wrapped: str, optimized: st
     assert "AMP202" in ids(HANDED_ON.format(unscale="pass", **names))
 
 
+UNSEEN = """
+import torch
+from trainers import Base
+
+
+class Trainer(Base):
+    def __init__(self, rate):
+        super().__init__()
+        self.optimizer = torch.optim.SGD({optimized}.parameters(), lr=rate)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def after(self, x):
+        with torch.autocast("cuda"):
+            loss = self.loss(x)
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_({clipped}.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimized", "clipped"),
+    [("self.network", "self.model"), ("self.network.trainable()", "self.model"), ("self.raw_model", "self.ddp_model")],
+)
+def test_plain_names_of_what_was_set_out_of_sight_may_mean_one_model(optimized: str, clipped: str) -> None:
+    assert ids(UNSEEN.format(optimized=optimized, clipped=clipped)) == set()
+
+
 def test_a_copy_is_another_model() -> None:
     source = HANDED_ON.format(
         unscale="self.scaler.unscale_(optimizer)",

@@ -17,6 +17,12 @@ MADE_OF = "#made_of"
 _PARTIAL = frozenset({Kind.ZERO_GRAD, Kind.UNSCALE, Kind.STEP})
 _CONCERNING = _PARTIAL | {Kind.BACKWARD}
 _NAME = re.compile(r"(?:model|net|network|module|ddp)s?\d*$", re.IGNORECASE)
+_PLAIN = re.compile(
+    r"(.*?[.(])(?:(?:ddp|dp|raw|core|unwrapped|wrapped|bare|base|orig|original|compiled)_?)?(?:model|network|net|module)"
+    r"(?:_(?:ddp|dp|without_ddp|wo_ddp|engine))?(?=[.)\[]|$)",
+    re.IGNORECASE,
+)
+"""What holds a model, or takes one, under a name that does not tell it from another one (``self.network``)."""
 _COPY = re.compile(r"copy|clone", re.IGNORECASE)
 
 
@@ -75,9 +81,14 @@ def _kin(named: set[Id], world: World) -> list[Id]:
 
 
 def _family(owner: Hashable, world: World) -> set[Hashable]:
-    """The models that something was made of, up to those that were made of nothing that is known, and itself."""
+    """The models that something was made of, up to those that were made of nothing that is known, and itself; for those
+    that were set out of sight and have no telling name, what they are held by.
+    """
     found: set[Hashable] = {owner}
     while True:
+        plain = _PLAIN.match(owner.removeprefix("Instance")) if isinstance(owner, str) else None
+        if plain is not None:
+            found.add(f"{plain[1]}#")
         made = world.heap.get((owner, MADE_OF))
         if made is None and isinstance(owner, str) and owner.endswith("]"):
             made = world.heap.get((owner.rpartition("[")[0], MADE_OF))
