@@ -161,11 +161,17 @@ def _region_exit(state: State, event: Event, facts: dict[str, object]) -> State:
 
 
 def _forward(state: State, event: Event, facts: dict[str, object]) -> State:
-    """``stale``: how the weights have changed since they were cached. ``blank``: they were cached without gradients."""
+    """``stale``: how the weights have changed since they were cached. ``blank``: they were cached without gradients.
+    ``recast``: the region has cast them before, and did not keep what came of it.
+    """
     region = live_region(state)
     if region is not None and region.dtype is not None and event.enabled is not False:
         for owner in event.owners or ():
             state = replace(state, lowered=put(state.lowered, owner, region.dtype))
+    if region is not None and not region.cache and event.owners:
+        owners = frozenset(event.owners)
+        facts["recast"] = not owners.isdisjoint(region.ran)
+        return replace(state, regions=(*state.regions[:-1], replace(region, ran=region.ran | owners)))
     if region is None or not region.cache:
         return state
     outermost, owners = state.regions[0], frozenset(event.owners or (ANYONE,))
@@ -471,9 +477,14 @@ def _weight_write(state: State, event: Event, facts: dict[str, object]) -> State
 
 
 def _weights_changed(state: State, owners: Iterable[Id] | None, how: str) -> State:
+    changed = frozenset(owners or (ANYONE,))
+    if any(region.ran for region in state.regions):
+        cast = (region.ran if ANYONE in changed else region.ran & changed for region in state.regions)
+        fresh = (replace(region, ran=region.ran - gone) for region, gone in zip(state.regions, cast))
+        state = replace(state, regions=tuple(fresh))
     if not state.regions or not state.regions[0].filled:
         return state
-    outermost, changed = state.regions[0], frozenset(owners or (ANYONE,))
+    outermost = state.regions[0]
     affected = outermost.filled if ANYONE in changed else outermost.filled & (changed | {ANYONE})
     stale = outermost.stale
     for owner in affected:

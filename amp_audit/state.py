@@ -31,8 +31,8 @@ class Region:
     """One entered autocast region; ``filled``: owners whose weights have a cached low-precision copy.
 
     ``stale``: of these, those whose weights changed since, and how: step | write. ``blank``: of these, those whose
-    copies were made while no gradients were recorded. ``foreign``: a framework entered it, so that nobody but the
-    framework can close it earlier.
+    copies were made while no gradients were recorded. ``ran``: without a cache, owners whose weights were cast here and
+    are still the same. ``foreign``: a framework entered it, so that nobody but the framework can close it earlier.
     """
 
     id: Id | None
@@ -43,6 +43,7 @@ class Region:
     filled: frozenset[Id] = frozenset()
     stale: Table[str] = ()
     blank: frozenset[Id] = frozenset()
+    ran: frozenset[Id] = frozenset()
     foreign: bool = False
 
     @property

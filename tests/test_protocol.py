@@ -514,3 +514,22 @@ def test_what_a_scaler_finds_of_an_unknown_optimizer_is_unknown(linked: bool, ex
     assert facts["gradients"] == "none"
     _, facts = advance(state, Event(Kind.UPDATE, scaler="scaler"))
     assert facts["round"] == expected
+
+
+def test_a_region_without_a_cache_casts_what_runs_again() -> None:
+    """Only there, only the same weights, and as long as they are the same."""
+
+    def run(cache: bool, *events: Event) -> list[object]:
+        state, told = State(), list[object]()
+        region = Event(Kind.REGION_ENTER, region="r", device="cuda", dtype="float16", enabled=True, cache=cache)
+        for event in (Event(Kind.OPTIMIZER_NEW, optimizer="o", owners=("A",)), region, *events):
+            state, facts = advance(state, event)
+            told += [facts["recast"]] if "recast" in facts else []
+        return told
+
+    one, other = Event(Kind.FORWARD, owners=("A",)), Event(Kind.FORWARD, owners=("B",))
+    assert run(False, one, other, one, other) == [False, False, True, True]
+    assert run(True, one, one) == []
+    assert run(False, one, Event(Kind.STEP, optimizer="o", via=Via.PLAIN), one) == [False, False]
+    inner = Event(Kind.REGION_ENTER, region="i", device="cuda", dtype="float16", enabled=True, cache=False)
+    assert run(False, one, inner, one, Event(Kind.REGION_EXIT), one) == [False, False, True]

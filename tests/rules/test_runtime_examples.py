@@ -93,3 +93,29 @@ def test_example(rule: Rule, example: Example, tmp_path: Path, monkeypatch: pyte
     number = rule.examples.index(example) + 1
     wanted = set() if (rule.id, number) in UNSEEN else expected(rule, example)
     assert found - evidence(example, found) == wanted
+
+
+FROZEN = """
+# a frozen teacher in float32, asked for two views
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+teacher, student = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)), nn.Linear(64, 8)
+teacher.requires_grad_(False)
+optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
+for step in range(3):
+    one, two = torch.randn(16, 64), torch.randn(16, 64)
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        targets = [teacher(view) for view in (one, two)]  # AMP602
+        loss = (student(one) - targets[0]).float().square().mean() + (student(two) - targets[1]).float().square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_weights_that_need_no_gradient_are_never_kept(tmp_path: Path) -> None:
+    """AMP602: which only a run can tell, since what it costs depends on the sizes."""
+    found, error = ran(FROZEN, tmp_path)
+    assert error is None and found == marked(FROZEN)

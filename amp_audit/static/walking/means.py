@@ -29,6 +29,7 @@ class Means(enum.IntFlag):
     BUILD = 2048
     UPDATE = 4096
     UNGRADED = 8192
+    UNCACHED = 16384
 
 
 _OF_SCALERS = frozenset(
@@ -54,6 +55,7 @@ _OF_FACTS: dict[tuple[str, object], Means] = {
     ("stale", "step"): Means.REGION | Means.STEP,
     ("stale", "write"): Means.REGION | Means.WRITE,
     ("blank", True): Means.REGION | Means.UNGRADED,
+    ("recast", True): Means.REGION | Means.UNCACHED,
     ("dtype_conflict", True): Means.REGION | Means.DTYPE,
     ("ran", "inside"): Means.REGION,
     ("trained", "inside"): Means.REGION | _BACKWARD,

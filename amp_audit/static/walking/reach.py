@@ -275,8 +275,13 @@ class Reach:
                     found |= Means.SCALER
             elif isinstance(part, ir.Const) and isinstance(part.value, str):
                 texts.add(part.value)
-            elif isinstance(part, ir.Call) and isinstance(part.func, ir.Attr) and part.func.name == "scale":
-                found |= Means.SCALER
+            elif isinstance(part, ir.Call):
+                if isinstance(part.func, ir.Attr) and part.func.name == "scale":
+                    found |= Means.SCALER
+                if any(arg.keyword == "cache_enabled" for arg in part.args):
+                    found |= Means.UNCACHED
+        if "cache_enabled" in texts:  # perhaps a dict that is unpacked
+            found |= Means.UNCACHED
         if "getattr" in words:
             words |= texts
         if not words.isdisjoint(_HANDS_OVER) and any(map(POOL.search, words)):

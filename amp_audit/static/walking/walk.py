@@ -224,8 +224,9 @@ class Walker(Caller):
     def _for(self, statement: ir.For, world: World, flow: Flow) -> None:
         for iterable, after in self.eval(statement.iterable, world):
             known = self.known_items(iterable)
-            cold = known is None and not self.heat.matters(statement.body)  # nothing is left over for a second round
-            rounds = range((1 if cold else 2) if known is None else len(known))
+            kept = all(region.cache for region in after.state.regions)
+            again = not kept or self.heat.matters(statement.body)  # something is left over for a second round
+            rounds = range((2 if again else 1) if known is None else len(known))
             begins = [self._binder(statement, iterable, known, number) for number in rounds]
             counted = iterable.base if isinstance(iterable, Method) and iterable.name == "range" else None
             self.boundaries.window(statement, counted, (*self._loops, statement.at))
