@@ -41,7 +41,7 @@ def hazardous(read: Project, name: str, path: str = "/project/main.py") -> bool:
     module = read.modules[path]
     reach = Reach(read, Heat(read.modules.values()), BOOK)
     function, cls = next(found for found in definitions(module.body) if found[0].qualname == name)
-    return reach.hazardous((module, function, ClassRef(module, cls) if cls is not None else None))
+    return reach.hazardous([(module, function, ClassRef(module, cls) if cls is not None else None)]) == [True]
 
 
 @pytest.mark.parametrize(
@@ -205,3 +205,26 @@ def test_of_files_that_are_context_only_those_entries_are_walked_that_go_through
     assert "AMP202" in {raw.rule.id for raw in asked}
     walked = paths._Surveyor(read, BOOK).survey({"/project/train.py"}).followed
     assert {path for path, _ in walked} == {"/project/main.py", "/project/train.py"}
+
+
+def test_entries_that_are_asked_together_are_judged_as_each_alone() -> None:
+    read = project(
+        train=TRAINING + "\ndef show(x):\n    print(x)\n\nclass Quiet:\n    def step(self):\n        return 1\n",
+        main="from train import train, show, Quiet\n"
+        "class Task:\n"
+        "    def fit(self, m, o, d):\n        self.run(m, o, d)\n"
+        "    def run(self, m, o, d):\n        train(m, o, d)\n"
+        "    def tell(self):\n        show(self)\n"
+        "def outer(m, o, d):\n    Task().fit(m, o, d)\n"
+        "def quiet():\n    Quiet().step()\n",
+    )
+    starts = [
+        (module, function, ClassRef(module, cls) if cls is not None else None)
+        for module in read.modules.values()
+        for function, cls in definitions(module.body)
+    ]
+    heat = Heat(read.modules.values())
+    together = Reach(read, heat, BOOK).hazardous(starts)
+    assert together == [Reach(read, heat, BOOK).hazardous([start])[0] for start in starts]
+    names = {start[1].qualname for start, found in zip(starts, together) if found}
+    assert names == {"train", "Task.fit", "Task.run", "outer"}

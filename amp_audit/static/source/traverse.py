@@ -22,8 +22,12 @@ def walk(node: ir.Expr) -> Iterator[ir.Expr]:
     while stack:
         found = stack.pop()
         yield found
-        handler = _CHILDREN.get(type(found))
-        if handler is not None:  # most nodes are leaves
+        if isinstance(found, ir.Attr):  # these two and the leaves are nearly all there is
+            stack.append(found.base)
+        elif isinstance(found, ir.Call):
+            stack += [arg.value for arg in reversed(found.args)]
+            stack.append(found.func)
+        elif (handler := _CHILDREN.get(type(found))) is not None:
             stack += [child for child in reversed(handler(found)) if child is not None]
 
 
@@ -65,13 +69,17 @@ def bodies(node: ir.Stmt) -> Sequence[tuple[ir.Stmt, ...]]:
 
 def statements(body: Iterable[ir.Stmt], *, into: bool = False) -> Iterator[ir.Stmt]:
     """All statements of a body, outer first; those of nested definitions only with ``into``."""
-    for node in body:
+    stack = [*body]
+    stack.reverse()
+    while stack:
+        node = stack.pop()
         yield node
-        if into and isinstance(node, (ir.Function, ir.Class)):
-            yield from statements(node.body, into=True)
         handler = _BODIES.get(type(node))
-        for inner in handler(node) if handler is not None else ():
-            yield from statements(inner, into=into)
+        if handler is not None:
+            for inner in reversed(handler(node)):
+                stack += inner[::-1]
+        elif into and isinstance(node, (ir.Function, ir.Class)):
+            stack += node.body[::-1]
 
 
 def parts(body: Iterable[ir.Stmt], *, into: bool = False) -> Iterator[ir.Expr]:
@@ -83,15 +91,18 @@ def parts(body: Iterable[ir.Stmt], *, into: bool = False) -> Iterator[ir.Expr]:
 
 def definitions(body: Iterable[ir.Stmt], cls: ir.Class | None = None) -> Iterator[tuple[ir.Function, ir.Class | None]]:
     """Every function below some statements, with the class whose body it stands in directly."""
-    for statement in body:
+    stack: list[tuple[ir.Stmt, ir.Class | None]] = [(statement, cls) for statement in body]
+    stack.reverse()
+    while stack:
+        statement, owner = stack.pop()
         if isinstance(statement, ir.Function):
-            yield statement, cls
-            yield from definitions(statement.body)
+            yield statement, owner
+            stack += [(inner, None) for inner in reversed(statement.body)]
         elif isinstance(statement, ir.Class):
-            yield from definitions(statement.body, statement)
+            stack += [(inner, statement) for inner in reversed(statement.body)]
         else:
-            for block in bodies(statement):
-                yield from definitions(block, cls)
+            for block in reversed(bodies(statement)):
+                stack += [(inner, owner) for inner in reversed(block)]
 
 
 def _arguments(node: ir.Call) -> Found:

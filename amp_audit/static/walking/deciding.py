@@ -65,6 +65,26 @@ class _Scope:
 _Scopes = tuple[_Scope, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """The names whose known truth arguments may have theirs from."""
+
+    by_position: list[set[Key]] = field(default_factory=list)
+    anyhow: set[Key] = field(default_factory=set)
+
+    def add(self, arguments: Iterable[tuple[str | None, Iterator[Key]]]) -> None:
+        """Add those of one call, each with its keyword."""
+        position = 0
+        for keyword, sources in arguments:
+            found = set(sources)
+            self.anyhow.update(found)
+            if keyword is None:
+                if position == len(self.by_position):
+                    self.by_position.append(set())
+                self.by_position[position].update(found)
+                position += 1
+
+
 class _Names:
     def __init__(self, heat: Heat) -> None:
         self.heat = heat
@@ -78,9 +98,9 @@ class _Names:
 
     def closed(self) -> Deciding:
         """All names that the seeds are made from."""
-        for call, scopes in self.calls:
-            for function in self.functions.get(_called(call), ()):
-                self._pass(call, scopes, function)
+        for name, passed in self._passed().items():
+            for function in self.functions[name]:
+                self._pass(passed, function)
         found, queue = set(self.seeds), list(self.seeds)
         while queue:
             for source in self.flows.get(queue.pop(), ()):
@@ -191,16 +211,30 @@ class _Names:
         elif isinstance(node, ir.Lambda):
             self._function(node.function, scopes)
 
-    def _pass(self, call: ir.Call, scopes: _Scopes, function: ir.Function) -> None:
+    def _passed(self) -> dict[str, _Passed]:
+        """What all calls of functions by a name pass."""
+        found: dict[str, _Passed] = {}
+        for call, scopes in self.calls:
+            name = _called(call)
+            if name in self.functions:
+                found.setdefault(name, _Passed()).add(
+                    (arg.keyword, self._sources(arg.value, scopes)) for arg in call.args
+                )
+        return found
+
+    def _pass(self, passed: _Passed, function: ir.Function) -> None:
         """What is passed by position, to a method with or without its ``self``."""
         params = [param.name for param in function.params if param.kind == "positional"]
         skip = 1 if params[:1] in (["self"], ["cls"]) else 0
-        for name, arg in zip(params[skip:], (arg for arg in call.args if arg.keyword is None)):
-            self._flow([(id(function), name)], arg.value, scopes)
-        rest = [param.name for param in function.params if param.kind in ("args", "kwargs")]
-        for name in rest:
-            for arg in call.args:
-                self._flow([(id(function), name)], arg.value, scopes)
+        for name, sources in zip(params[skip:], passed.by_position):
+            self._add(name, function, sources)
+        for param in function.params:
+            if param.kind in ("args", "kwargs"):
+                self._add(param.name, function, passed.anyhow)
+
+    def _add(self, name: str, function: ir.Function, sources: set[Key]) -> None:
+        if sources:
+            self.flows.setdefault((id(function), name), set()).update(sources)
 
     def _flow(self, targets: list[Key], value: ir.Expr, scopes: _Scopes) -> None:
         sources = set(self._sources(value, scopes))

@@ -134,8 +134,8 @@ class _Surveyor:
         if asked is not None and asked >= self.project.modules.keys():
             asked = None
         hazardous, idle = list[Start](), list[Start]()
-        for start in (*scripts, *orphans):
-            wanted = self.reach.hazardous(start)
+        starts = [*scripts, *orphans]
+        for start, wanted in zip(starts, self.reach.hazardous(starts)):
             if wanted and asked is not None:
                 wanted = not asked.isdisjoint(self.reach.may_come_to(start)[1])
             (hazardous if wanted else idle).append(start)

@@ -9,7 +9,7 @@ the own code of the entry's module has left.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -47,6 +47,8 @@ _SAID: dict[str, Means] = {
     **dict.fromkeys(("register_hook", "register_post_accumulate_grad_hook", "register_comm_hook"), Means.HOOK),
     **dict.fromkeys(("no_grad", "inference_mode"), Means.UNGRADED),
 }
+_BITS = {word: int(means) for word, means in _SAID.items()}
+"""Numbers, since the flags of an enumeration take ten times as long to join."""
 _HANDS_OVER = frozenset({"submit", "map", "apply_async", "Thread"})
 _DTYPES = frozenset({"float16", "half", "bfloat16", "bf16", "fp16"})
 
@@ -66,7 +68,7 @@ class _Node:
     """
 
     path: str
-    means: Means = Means.NONE
+    means: int = 0
     codes: list[_Node] = field(default_factory=list)
     classes: list[ClassRef] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
@@ -85,14 +87,16 @@ class _Kind:
 @dataclass(slots=True)
 class _Met:
     """What some entries may come to, while it is gathered. ``pending`` are the members of known classes that nothing
-    has asked for by name, ``below`` the known classes that have members of a class.
+    has asked for by name, ``below`` the known classes that have members of a class. ``hazardous``: it is enough for a
+    hazard, and no more was gathered.
     """
 
-    means: Means = Means.NONE
+    means: int = 0
     waiting: list[_Node] = field(default_factory=list)
     nodes: set[_Node] = field(default_factory=set)
     classes: set[ClassRef] = field(default_factory=set)
     names: set[str] = field(default_factory=lambda: set(_RUN))
+    hazardous: bool = False
     own: dict[ClassRef, set[str]] = field(default_factory=dict)
     pending: dict[str, list[_Node | ClassRef]] = field(default_factory=dict)
     below: dict[ClassRef, list[_Kind]] = field(default_factory=dict)
@@ -115,6 +119,9 @@ class _Code:
     leaves: bool = False
 
 
+_NO_ALARM = object()
+
+
 class Reach:
     """Answers for the entries of a project."""
 
@@ -122,19 +129,47 @@ class Reach:
         self.project = project
         self.heat = heat
         self._dangers = dangers(book)
-        self._aliases = dict.fromkeys(heat.aliases, ~Means.NONE)
+        self._aliases = dict.fromkeys(heat.aliases, int(~Means.NONE))
         self._homes: dict[int, tuple[ir.Module, ClassRef | None]] = {}
         self._nodes: dict[object, _Node] = {}
         self._kinds: dict[ClassRef, _Kind] = {}
-        self._judged: dict[Means, bool] = {}
+        self._judged: dict[int, bool] = {}
+        self._alarms: dict[_Node, ClassRef | None] = {}
+        """Functions that come to a hazard by themselves, with the class of the object they are called on."""
         self._ends: dict[Hashable, tuple[Means, frozenset[str]]] = {}
         for module in project.modules.values():
             for function, owner in definitions(module.body):
                 self._homes[id(function)] = (module, ClassRef(module, owner) if owner is not None else None)
 
-    def hazardous(self, start: Start) -> bool:
-        """Whether a walk of an entry may end in a hazard."""
-        return self._hazardous(self._met([start], until_hazardous=True).means)
+    def hazardous(self, starts: Sequence[Start]) -> list[bool]:
+        """Whether walks of these entries may end in a hazard, for each.
+
+        What several entries come to together holds what each of them comes to. So those of a module are asked together
+        first, and in ever smaller parts where something is found.
+        """
+        groups: dict[str, list[int]] = {}
+        for number, (module, _, _) in enumerate(starts):
+            groups.setdefault(module.path, []).append(number)
+        found = [False] * len(starts)
+        waiting = list(groups.values())
+        while waiting:
+            group = waiting.pop()
+            if not self._may_end_in_hazard([starts[number] for number in group]):
+                continue
+            if len(group) == 1:
+                found[group[0]] = True
+            else:
+                half = len(group) // 2
+                waiting += (group[:half], group[half:])
+        return found
+
+    def _may_end_in_hazard(self, starts: Sequence[Start]) -> bool:
+        met = self._met(starts, until_hazardous=True)
+        if met.hazardous and len(starts) == 1:
+            module, function, cls = starts[0]
+            if function is not None and self._own_code(module) in met.waiting:  # it took nothing of the module's own
+                self._alarms[self._function(function)] = cls
+        return met.hazardous
 
     def may_come_to(self, start: Start) -> tuple[Means, frozenset[str]]:
         """What a walk of an entry may come to, and the files it may go through."""
@@ -143,7 +178,7 @@ class Reach:
         found = self._ends.get(key)
         if found is None:
             met = self._met([start])
-            found = self._ends[key] = (met.means, frozenset(node.path for node in met.nodes))
+            found = self._ends[key] = (Means(met.means), frozenset(node.path for node in met.nodes))
         return found
 
     def paths(self, starts: Iterable[Start]) -> set[str]:
@@ -158,14 +193,20 @@ class Reach:
                 met.add(self._function(function))
             if cls is not None:
                 self._find(cls, met)
-        while met.waiting and not (until_hazardous and self._hazardous(met.means)):
-            self._meet(met.waiting.pop(), met)
+        while met.waiting and not met.hazardous:
+            node = met.waiting.pop()
+            self._meet(node, met)
+            met.hazardous = until_hazardous and (self._hazardous(met.means) or self._alarmed(node, met))
         return met
 
-    def _hazardous(self, means: Means) -> bool:
+    def _alarmed(self, node: _Node, met: _Met) -> bool:
+        cls = self._alarms.get(node, _NO_ALARM)
+        return cls is None or cls in met.classes
+
+    def _hazardous(self, means: int) -> bool:
         found = self._judged.get(means)
         if found is None:
-            found = self._judged[means] = any(danger.within(used(means)) for danger in self._dangers)
+            found = self._judged[means] = any(danger.within(used(Means(means))) for danger in self._dangers)
         return found
 
     def _meet(self, node: _Node, met: _Met) -> None:
@@ -253,7 +294,7 @@ class Reach:
     def _code(self, owner: object, code: _Code) -> _Node:
         node = self._nodes.get(id(owner))
         if node is None:
-            node = self._nodes[id(owner)] = _Node(code.module.path, self._said(code), cls=code.cls)
+            node = self._nodes[id(owner)] = _Node(code.module.path, int(self._said(code)), cls=code.cls)
             bases: set[int] = {id(part.base) for part in code.parts if isinstance(part, ir.Attr)}
             for part in code.parts:
                 self._refer(part, code, node, id(part) in bases)
@@ -261,11 +302,11 @@ class Reach:
 
     # What code says and refers to
 
-    def _said(self, code: _Code) -> Means:
+    def _said(self, code: _Code) -> int:
         """The means that the identifiers and texts of some code speak of."""
         words: set[str] = set()
         texts: set[str] = set()
-        found = Means.NONE
+        found = 0
         for part in code.parts:
             if isinstance(part, ir.Name):
                 words.add(part.id)
@@ -291,7 +332,7 @@ class Reach:
         if not _DTYPES.isdisjoint(words | texts):
             found |= Means.DTYPE
         for word in words:
-            found |= _SAID.get(word, Means.NONE) | self._aliases.get(word, Means.NONE)
+            found |= _BITS.get(word, 0) | self._aliases.get(word, 0)
         if code.leaves and any(map(FINITE.search, words)):
             found |= Means.LEAVE_OUT
         return found
