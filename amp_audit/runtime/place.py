@@ -350,48 +350,53 @@ class Modules:
         return forget
 
     def _follow(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        stacks, known = self.stacks, self._known
+
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(module, *args, **kwargs)
-            stack, depth = self._enter(module)
+            thread = get_ident()
+            stack = stacks.get(thread)
+            if stack is None or len(stack) == 1:
+                stack = self._outermost(thread, module)
+            depth = len(stack)
+            index = known.get(id(module))
+            stack.append(self._index(stack, module) if index is None else index)
             try:
                 out = original(module, *args, **kwargs)
+                if self.left is not None:
+                    self._leave(thread, stack, depth, out)
+                return out
             except BaseException as error:
                 tracebacks.clean(error)
                 raise
-            else:
-                self._leave(stack, depth, out)
-                return out
             finally:
                 del stack[depth:]
-                if depth == 1 and get_ident() != self.home:
-                    self.guest_leaves(get_ident())
+                if depth == 1 and thread != self.home:
+                    self.guest_leaves(thread)
 
         return __call__
 
-    def _enter(self, module: Any) -> tuple[list[int], int]:
-        """Note that a module is called: the stack of its thread, and how deep that was before."""
-        thread = get_ident()
-        stack = self.stacks.get(thread) or self.stack(thread)
-        depth = len(stack)
-        if depth == 1:
-            if thread != self.home:
-                self.guest_enters(thread)
-            elif self.outermost is not None:
-                self.outermost(module)
-        index = self._known.get(id(module))
-        if index is None:
-            try:
-                self._name_in(stack, module)
-            except Exception as error:
-                self.broken(error)
-            index = self._known.get(id(module), 0)
-        stack.append(index)
-        return stack, depth
+    def _outermost(self, thread: int, module: Any) -> list[int]:
+        """A thread calls a module from outside of any: its stack."""
+        stack = self.stack(thread)
+        if thread != self.home:
+            self.guest_enters(thread)
+        elif self.outermost is not None:
+            self.outermost(module)
+        return stack
 
-    def _leave(self, stack: list[int], depth: int, out: Any) -> None:
+    def _index(self, stack: list[int], module: Any) -> int:
+        """The index of the name of a module that is called for the first time."""
+        try:
+            self._name_in(stack, module)
+        except Exception as error:
+            self.broken(error)
+        return self._known.get(id(module), 0)
+
+    def _leave(self, thread: int, stack: list[int], depth: int, out: Any) -> None:
         """Tell of what a module returns, on the thread that trains. Recording may have ended while it ran."""
-        if self.left is None or depth >= len(stack) or get_ident() != self.home:
+        if self.left is None or depth >= len(stack) or thread != self.home:
             return
         try:
             self.left(self.names[stack[depth]] or "", out)

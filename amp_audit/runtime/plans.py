@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,11 +41,11 @@ class Plan:
     """One operator.
 
     ``silent`` operators are run and not counted. ``arity`` is 1 or 2 when the result is one tensor and the first one or
-    two arguments are all that can be tensors, else 0. ``call`` does what calling the overload does, without a Python
-    frame of its own.
+    two arguments are all that can be tensors, else 0. ``positions``: the arguments that can be tensors or lists of them,
+    None where no schema tells. ``call`` does what calling the overload does, without a Python frame of its own.
     """
 
-    __slots__ = ("arity", "call", "cast", "flops", "func", "mutates", "name", "silent")
+    __slots__ = ("arity", "call", "cast", "flops", "func", "mutates", "name", "positions", "silent")
 
     def __init__(self, func: Any) -> None:
         self.func = func
@@ -52,6 +53,7 @@ class Plan:
         self.call: Callable[..., Any] = func._op if type(func) is OpOverload else func
         self.name: str = _name(func)
         self.arity = 0
+        self.positions: tuple[int, ...] | None = None
         self.mutates = self.silent = False
         self.cast = _CASTS.get(self.name, 0)
         self.flops = _formula(func, self.name.removeprefix("aten.").partition(".")[0])
@@ -61,6 +63,7 @@ class Plan:
     def _read(self, schema: Any) -> None:
         tensors = [i for i, argument in enumerate(schema.arguments) if "Tensor" in str(argument.type)]
         single = all(str(schema.arguments[i].type) in ("Tensor", "Optional[Tensor]") for i in tensors)
+        self.positions = tuple(tensors)
         self.mutates = bool(schema.is_mutable)
         results = [str(result.type) for result in schema.returns]
         view = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
@@ -69,17 +72,15 @@ class Plan:
         if results == ["Tensor"] and single and tensors in ([0], [0, 1]):
             self.arity = 0 if schema.arguments[tensors[-1]].kwarg_only else len(tensors)
 
+    def given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The arguments that can be tensors or lists of them."""
+        found = list(args) if self.positions is None else [args[i] for i in self.positions if i < len(args)]
+        return [*found, *kwargs.values()] if kwargs else found
+
     def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The dtypes of all tensor arguments; of a list of tensors that of its first."""
-        dtypes = []
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Tensor):
-                dtypes.append(value.dtype)
-            elif value.__class__ is list or value.__class__ is tuple:
-                item = first(value)
-                if item is not None:
-                    dtypes.append(item.dtype)
-        return tuple(dtypes)
+        found = map(first, self.given(args, kwargs))
+        return tuple([item.dtype for item in found if item is not None])
 
 
 def _name(func: Any) -> str:
@@ -97,6 +98,14 @@ def first(value: Any) -> torch.Tensor | None:
 
 def size(value: Any) -> tuple[int, int]:
     """Elements and bytes of a tensor, or of all tensors in a list and in its lists."""
+    if value.__class__ is list and value and value[0].__class__ in _ORDINARY:
+        try:  # lists of foreach operators: hundreds of tensors, of one dtype
+            counts, dtypes = list(map(_numel, value)), set(map(_dtype, value))
+        except (TypeError, AttributeError):  # not only tensors
+            dtypes = set()
+        if len(dtypes) == 1:
+            elements = sum(counts)
+            return elements, elements * int(dtypes.pop().itemsize)
     elements = amount = 0
     for item in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(item, torch.Tensor):
@@ -108,6 +117,11 @@ def size(value: Any) -> tuple[int, int]:
             elements += inner[0]
             amount += inner[1]
     return elements, amount
+
+
+_ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
+_numel = torch.Tensor.numel
+_dtype = operator.attrgetter("dtype")
 
 
 # Multiply-adds count twice. The formulas are those of torch.utils.flop_counter, which the tests hold them against.

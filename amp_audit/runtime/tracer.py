@@ -273,6 +273,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._plans = book.plans
         self._kinds = book.places.kinds
         self._ops = book.ops
+        self._casts = book.casts
         self._sites = book.places.numbers
 
     def begin(self) -> None:
@@ -308,7 +309,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             if silent:
                 return plan.call(*args, **kwargs)
-            if plan.cast or book.deep:
+            if book.deep:
                 return self._observed(plan, site, phase, args, kwargs)
             out = plan.call(*args, **kwargs)
         except BaseException as error:
@@ -316,7 +317,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tracebacks.clean(error)
             raise
         try:
-            self._count(plan, site, phase, args, kwargs, out)
+            cast = self._count_cast(plan, site, phase, args, out) if plan.cast else None
+            if cast is None:
+                self._count(plan, site, phase, args, kwargs, out)
+            elif book.observer is not None and cast[1] in book.observer.cast_targets:
+                self._show(plan, site, phase, args, kwargs, out, None)
         except Exception as error:
             self._give_up(error)
         return out
@@ -460,24 +465,40 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Row:
         """The same for any arguments. Operators without a result have written into their first argument."""
         written = args[0] if out is None and args else out
-        inputs = plan.read(args, kwargs)
-        result = first(written)
-        key = (plan, site, phase, self.book.region, inputs, result.dtype if result is not None else None)
-        row = self._ops.get(key) or self.book.new_op(key, plan, inputs, written, 0)
-        elements, amount = size(written)
+        inputs: list[torch.dtype] = []
+        read = 0
+        for value in plan.given(args, kwargs):
+            if isinstance(value, _Tensor):
+                dtype = value.dtype
+                inputs.append(dtype)
+                read += value.numel() * dtype.itemsize
+            elif value.__class__ is list or value.__class__ is tuple:
+                item = first(value)
+                if item is not None:
+                    inputs.append(item.dtype)
+                    read += size(value)[1]
+        if isinstance(written, _Tensor):
+            result, elements = written.dtype, written.numel()
+            amount = elements * result.itemsize
+        else:
+            item = first(written)
+            result = None if item is None else item.dtype
+            elements, amount = size(written)
+        key = (plan, site, phase, self.book.region, tuple(inputs), result)
+        row = self._ops.get(key) or self.book.new_op(key, plan, key[4], written, 0)
         row.calls += 1
         row.elements += elements
         row.bytes += amount
-        row.read += size((*args, *kwargs.values()))[1]
+        row.read += read
         if plan.flops is not None:
             row.flops += plan.flops(args, out)
         return row
 
     def _observed(self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that somebody else wants to see, too."""
+        """Run an operator of a deep step, which others want to see, too."""
         book = self.book
         kept = None
-        if book.deep and book.observer is not None:
+        if book.observer is not None:
             try:
                 kept = book.observer.before(plan.func, args, kwargs, PHASES[phase], site)
             except Exception as error:
@@ -488,41 +509,52 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             out, spent = stopwatch.run(plan.call, args, kwargs, _on_gpu(args))
         try:
-            row, target = (plan.cast and self._count_cast(plan, site, phase, args, out)) or (None, None)
-            if row is None:
-                row = self._count(plan, site, phase, args, kwargs, out)
+            cast = self._count_cast(plan, site, phase, args, out) if plan.cast else None
+            row = self._count(plan, site, phase, args, kwargs, out) if cast is None else cast[0]
             if stopwatch is not None:
                 stopwatch.book(row, spent)
         except Exception as error:
             self._give_up(error)
             return out
-        if book.deep and book.made is not None:
+        if book.made is not None:
             try:
                 book.made(out)
             except Exception as error:
                 book.made = None
                 book.broken(error)
-        if book.observer is not None and (book.deep or target in book.observer.cast_targets):
-            try:
-                book.observer.after(plan.func, args, kwargs, out, PHASES[phase], site, kept)
-            except Exception as error:
-                book.observer_broken(error)
+        self._show(plan, site, phase, args, kwargs, out, kept)
         return out
+
+    def _show(
+        self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, kept: Any
+    ) -> None:
+        observer = self.book.observer
+        if observer is not None:
+            try:
+                observer.after(plan.func, args, kwargs, out, PHASES[phase], site, kept)
+            except Exception as error:
+                self.book.observer_broken(error)
 
     def _count_cast(
         self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], out: Any
     ) -> tuple[Row, torch.dtype] | None:
         """Count a change between floating-point types, to the one returned; None when it only moved or copied."""
         read, written = (args[1], args[0]) if plan.cast == INTO_FIRST else (args[0], out)
-        one, other = first(read), first(written)
-        if one is None or other is None:
-            return None
-        source, target = one.dtype, other.dtype
-        if source is target or not (source.is_floating_point and target.is_floating_point):
+        if isinstance(read, _Tensor) and isinstance(written, _Tensor):
+            one, source, target, elements = read, read.dtype, written.dtype, written.numel()
+        else:
+            found, other = first(read), first(written)
+            if found is None or other is None:
+                return None
+            one, source, target, elements = found, found.dtype, other.dtype, size(written)[0]
+        if source is target:
             return None
         key = (phase, site, source, target)
-        row = self.book.casts.get(key) or self.book.new_cast(key)
-        elements = size(written)[0]
+        row = self._casts.get(key)
+        if row is None:
+            if not (source.is_floating_point and target.is_floating_point):
+                return None
+            row = self.book.new_cast(key)
         row.calls += 1
         row.elements += elements
         if phase == FORWARD and type(one) is _Parameter:
