@@ -41,8 +41,8 @@ class Plan:
     """One operator.
 
     ``silent`` operators are run and not counted. ``arity`` is 1 or 2 when the result is one tensor and the first one or
-    two arguments are all that can be tensors, else 0. ``positions``: the arguments that can be tensors or lists of them,
-    None where no schema tells. ``call`` does what calling the overload does, without a Python frame of its own.
+    two arguments are all that can be tensors, else 0. ``positions``: of the arguments that can be tensors or lists of
+    them, None where no schema tells. ``call`` does what calling the overload does, without a Python frame of its own.
     """
 
     __slots__ = ("arity", "call", "cast", "flops", "func", "mutates", "name", "positions", "silent")

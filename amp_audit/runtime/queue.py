@@ -36,7 +36,10 @@ def quiet_clone(value: torch.Tensor) -> torch.Tensor | None:
     None inside a CUDA graph, whose copies would replay, and for tensors that wrap others (DTensor): without their own
     dispatch they have no memory to read, and with it a norm over shards would talk to other ranks.
     """
-    if is_traceable_wrapper_subclass(value) or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
+    plain = value.__class__ is torch.Tensor  # as nearly all are
+    if (not plain and is_traceable_wrapper_subclass(value)) or (
+        value.is_cuda and torch.cuda.is_current_stream_capturing()
+    ):
         return None
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         return value.detach().clone()
@@ -55,6 +58,8 @@ class Queue:
     def read(self) -> None:
         """Wait once per device, then hand out all values in the order in which they came."""
         waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
         by_device: dict[torch.device, list[int]] = {}
         values: dict[int, float] = {}
         with torch.no_grad(), torch._C._DisableTorchDispatch():

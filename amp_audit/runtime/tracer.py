@@ -478,8 +478,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     inputs.append(item.dtype)
                     read += size(value)[1]
         if isinstance(written, _Tensor):
-            result, elements = written.dtype, written.numel()
-            amount = elements * result.itemsize
+            result: torch.dtype | None = written.dtype
+            elements = written.numel()
+            amount = elements * written.dtype.itemsize
         else:
             item = first(written)
             result = None if item is None else item.dtype
