@@ -521,3 +521,56 @@ def test_isinstance_of_another_class() -> None:
     source = CHOSEN.format(cls="Other", scaled=HELD, without="None", made="Sub()")
     head, body = source.split("\n\n\ndef step", 1)
     assert "AMP201" in ids(f"{head}\n{OWN}\nclass Other:\n    pass\n\ndef step{body}")
+
+
+WHOLE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.body(x)
+
+    def parts(self):
+        return nn.ModuleDict({{"net": self}})
+
+
+class Trainer:
+    def __init__(self, args):
+        self.model = Net().cuda()
+        self.optimizer = torch.optim.SGD({optimized}.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    @property
+    def network(self):
+        return self.model.module if hasattr(self.model, "module") else self.model
+
+    def after(self, x):
+        with torch.autocast("cuda"):
+            loss = self.model(x).mean()
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        {unscale}
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+trainer = Trainer(None)
+for x in []:
+    trainer.after(x)
+"""
+
+
+@pytest.mark.parametrize(
+    "optimized",
+    ["self.network", "self.network.parts()", "self.model.parts()", "nn.ModuleList([self.model])", "self.model"],
+)
+def test_what_a_property_or_a_container_gives_is_the_model_that_is_held(optimized: str) -> None:
+    assert ids(WHOLE.format(optimized=optimized, unscale="self.scaler.unscale_(self.optimizer)")) == set()
+    assert "AMP202" in ids(WHOLE.format(optimized=optimized, unscale="pass"))

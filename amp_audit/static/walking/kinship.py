@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterable
 from amp_audit.events import Event, Id, Kind
 from amp_audit.state import State, get
 from amp_audit.static.binding.project import External
-from amp_audit.static.walking.lineage import REPLICATED
-from amp_audit.static.walking.values import Instance, Literal, Symbol, Value, key_of
+from amp_audit.static.walking.lineage import REPLICATED, with_children
+from amp_audit.static.walking.values import Instance, Literal, Symbol, Value, key_of, label
 from amp_audit.static.walking.world import World
 
 MADE_OF = "#made_of"
@@ -76,8 +76,20 @@ def _kin(named: set[Id], world: World) -> list[Id]:
     others = [owner for owner, _ in world.state.owners if owner not in named]
     if not named or not others:
         return []
-    family = {member for owner in named for member in _family(owner, world)}
+    family = {member for owner in named for member in _family(owner, world)} | _held(named, world)
     return [owner for owner in others if not family.isdisjoint(_family(owner, world))]
+
+
+def _held(named: set[Id], world: World) -> set[Hashable]:
+    """Of what a property of an object gave that was not followed: the models that the object holds."""
+    unseen = [owner for owner in named if isinstance(owner, str) and owner.startswith("Instance(")]
+    models = {
+        value.id
+        for (holder, _), value in (world.heap.items() if unseen else ())
+        if isinstance(value, Instance) and value.model
+        if any(owner.startswith(f"Instance{label(holder)}.") for owner in unseen)
+    }
+    return {part for model in models for part in with_children(model, world)}
 
 
 def _family(owner: Hashable, world: World) -> set[Hashable]:

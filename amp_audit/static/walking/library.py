@@ -185,7 +185,10 @@ class Library(Methods):
         if name in ("contextlib.nullcontext", "contextlib.suppress", "contextlib.ExitStack"):
             return [(External(name), world)]
         if builds_model(name):
-            return [(Instance(world.identity(node.at), None, True), world)]
+            built = Instance(world.identity(node.at), None, True)
+            for number, part in enumerate(item for value in args for item in inside(value) if _is_part(item)):
+                world.put(built.id, f"[{number}]", part)
+            return [(built, world)]
         return [(self.result(External(name), node, args, named, world), world)]
 
     def _shard(self, args: list[Value], named: dict[str, Value], world: World) -> Value:
@@ -328,6 +331,11 @@ def builds_optimizer(name: str) -> bool:
         and short_name[:1].isupper()
         and (bool(re.search(r"Adam|SGD|Lion|LAMB|Lamb|RMSprop|Adagrad|Adafactor", short_name)))
     )
+
+
+def _is_part(value: Value) -> bool:
+    """Whether it is a model, which another one that is built with it holds: ``nn.ModuleDict({"net": net})``."""
+    return isinstance(value, Instance) and value.model
 
 
 def builds_model(name: str) -> bool:
