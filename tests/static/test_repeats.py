@@ -93,3 +93,20 @@ def run(trainer, loader):
 def test_a_whole_step_that_a_loop_calls_meets_its_next_round(more: str) -> None:
     """``unscale_`` again, with no ``update`` since: only the second round shows it."""
     assert "AMP207" in ids(textwrap.dedent(TRAINER).format(more=more))
+
+
+OWN_SCALING = """
+def train(model, optimizer, scaler, loader):
+    for x in loader:
+        loss = scaler.scale(model(x).mean())
+        loss.backward()
+        {check}
+        optimizer.step(scale=1.0 / scaler.loss_scale)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_scaler_with_methods_of_its_own_is_none_of_torch() -> None:
+    assert ids(OWN_SCALING.format(check="scaler.check_overflow(1.0)")) == set()
+    assert "AMP203" in ids(OWN_SCALING.format(check="pass"))

@@ -120,7 +120,7 @@ class Calls(Evaluation):
     def call_value(self, func: Value, args: Sequence[Value], named: Named, at: int) -> Value:
         if isinstance(func, Either):
             return reduce(join, (self.call_value(option, args, named, at) for option in func.options))
-        if self.live is not None and isinstance(func, (Object, Layer, Opaque)):
+        if self.live is not None and not self.guessing and isinstance(func, (Object, Layer, Opaque)):
             self.record.live_calls.add(func.id)
         if isinstance(func, Func):
             return self.follow(func, args, named, at)

@@ -134,6 +134,7 @@ def _run_models(project: Project, walk: Walk, reach: _Programs) -> None:
     if region is None:
         return
     classes = _outer_first(project, reach.around(walk.record.live_modules))
+    walk.guessing = True
     idle = only_inferred(project, [cls for cls in classes if walk.is_module(cls)])
     for cls in classes:
         if cls.key in idle:

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 OWNING = frozenset({"parameters", "named_parameters", "buffers", "trainable_parameters"})
 _OPTIMIZER_NAME = re.compile(r"optim|^opt$|^opt_|_opt$|^[dg]_opt|opt_[dg]$", re.IGNORECASE)
-_OF_WRAPPERS = frozenset({"backward", "zero_grad"})
-"""What wrappers around a GradScaler have and it has not."""
+_API = frozenset(
+    {"scale", "unscale_", "step", "update", "get_scale", "is_enabled", "state_dict", "load_state_dict"}
+    | {f"{verb}_{what}" for verb in ("get", "set") for what in ("growth_factor", "backoff_factor", "growth_interval")}
+)
+"""The methods of torch's GradScaler. What has others as well is a wrapper around one, or scales in its own way."""
 _AVERAGE_NAME = re.compile(r"(^|_)ema(_|$)|^EMA|EMA$|(^|_)swa_model$|moving_?average", re.IGNORECASE)
 _AVERAGING = frozenset({"update", "update_parameters", "step", "update_ema"})
 SCALER_NAME = re.compile(r"scaler$|^scaler|grad_scaler", re.IGNORECASE)
@@ -47,7 +50,7 @@ class Ducks:
 
     def _acts_as_scaler(self, symbol: Symbol, world: World) -> bool:
         used = self.methods_used(symbol, world)
-        if not used.isdisjoint(_OF_WRAPPERS):
+        if any(name not in _API and not name.startswith("_") for name in used):
             return False
         if "unscale_" in used or {"scale", "step"} <= used or {"scale", "update"} <= used:
             return True

@@ -9,7 +9,7 @@ from amp_audit.events import Event, Id, Kind
 from amp_audit.state import State, get
 from amp_audit.static.binding.project import External
 from amp_audit.static.walking.lineage import REPLICATED, with_children
-from amp_audit.static.walking.values import Instance, Literal, Symbol, Value, key_of, label
+from amp_audit.static.walking.values import Func, Instance, Literal, Method, Symbol, Value, key_of, label
 from amp_audit.static.walking.world import World
 
 MADE_OF = "#made_of"
@@ -30,7 +30,8 @@ def note_made(key: str, callee: Value, name: str, given: Iterable[Value], world:
     """Keep of what a call that is not followed gives that it was made of the one model that went in."""
     if _COPY.search(name) or (isinstance(callee, External) and callee.dotted.startswith("torch.")):
         return
-    models = {key_of(item): item for item in given if _may_be_model(item, world)}
+    own = callee.bound if isinstance(callee, Func) else callee.base if isinstance(callee, Method) else None
+    models = {key_of(item): item for item in (*given, own) if item is not None and _may_be_model(item, world)}
     if len(models) == 1:
         world.put(key, MADE_OF, next(iter(models.values())))
 
@@ -81,13 +82,14 @@ def _kin(named: set[Id], world: World) -> list[Id]:
 
 
 def _held(named: set[Id], world: World) -> set[Hashable]:
-    """Of what a property of an object gave that was not followed: the models that the object holds."""
+    """Of what a property or a method that was not followed gave: the models that its object is, or holds."""
     unseen = [owner for owner in named if isinstance(owner, str) and owner.startswith("Instance(")]
     models = {
-        value.id
+        model
         for (holder, _), value in (world.heap.items() if unseen else ())
         if isinstance(value, Instance) and value.model
-        if any(owner.startswith(f"Instance{label(holder)}.") for owner in unseen)
+        for model, source in ((value.id, holder), (value.id, value.id))
+        if any(owner.startswith(f"Instance{label(source)}.") for owner in unseen)
     }
     return {part for model in models for part in with_children(model, world)}
 

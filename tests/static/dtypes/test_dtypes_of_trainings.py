@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.static.dtypes.judging import check, filled, messages, rule_of
+from tests.static.dtypes.judging import TRAIN, check, filled, messages, rule_of
 
 CASTS = """
     import copy
@@ -202,3 +202,32 @@ def test_a_default_dtype_that_a_decorator_restores(wrapper: str, comment: str) -
                 optimizer.step()
         """
     )
+
+
+def test_a_model_is_said_to_run_under_autocast_where_it_does() -> None:
+    """Another program of the project has a region; that this model's class could run there is not what it does."""
+    net = """
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 4)
+
+            def forward(self, x):
+                return self.layer(x)
+    """
+    half = """
+        import torch
+        from net import Net
+
+        model = Net().half(){mark}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        {region}
+        loss.backward()
+        optimizer.step()
+    """
+    plain = "loss = model(torch.randn(4).half()).sum()"
+    under = 'with torch.autocast("cuda"):\n            loss = model(torch.randn(4)).sum()'
+    check(net=net, main=TRAIN.replace("from model", "from net"), half=half.format(mark="  # AMP402", region=plain))
+    check(net=net, main=TRAIN.replace("from model", "from net"), half=half.format(mark="  # AMP401", region=under))
