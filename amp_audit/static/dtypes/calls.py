@@ -117,10 +117,16 @@ class Calls(Evaluation):
         added: Value = args[-1] if how == "extend" else Items((args[-1],))
         self.bind(target, Many(join(element(before), args[-1])) if how == "insert" else extended(before, added), 0)
 
+    def _is_own_part(self, func: Object | Layer | Opaque) -> bool:
+        """Whether a class of models calls a layer of its own: which of its models do so in a region is said by who
+        calls them there.
+        """
+        return self.guessing or (isinstance(func, Layer) and self.in_module())
+
     def call_value(self, func: Value, args: Sequence[Value], named: Named, at: int) -> Value:
         if isinstance(func, Either):
             return reduce(join, (self.call_value(option, args, named, at) for option in func.options))
-        if self.live is not None and not self.guessing and isinstance(func, (Object, Layer, Opaque)):
+        if self.live is not None and isinstance(func, (Object, Layer, Opaque)) and not self._is_own_part(func):
             self.record.live_calls.add(func.id)
         if isinstance(func, Func):
             return self.follow(func, args, named, at)
