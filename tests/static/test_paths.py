@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from amp_audit.model import Confidence
 from amp_audit.static.binding.project import Project
 from amp_audit.static.source import lowering
 from amp_audit.static.walking import paths
+from amp_audit.static.walking.liveness import Liveness
+from amp_audit.static.walking.world import Limits
 
 BASE = """
 import torch
@@ -896,3 +899,21 @@ def test_a_scaler_stands_alone_only_where_nothing_in_the_project_speaks_of_half_
     modules = [lowering.lower(f"/project/{name}.py", code) for name, code in (("main", TRAINED), ("models", models))]
     raw, _ = paths.find(Project(modules, Path("/project")), rulebook.load())
     assert {found.rule.id for found in raw} & {"AMP215"} == expected
+
+
+def test_what_a_narrowed_walk_cut_is_walked_by_itself() -> None:
+    """But not what a single path came to: by itself it would be walked as it was."""
+    module = lowering.lower("/project/main.py", "pass")
+    book = rulebook.load()
+    project = Project([module], Path("/project"))
+    walker = paths.Walker(
+        project, paths.Watch(book, "static"), paths.Heat([module]), module.path, Counter(), Liveness()
+    )
+    walker.followed = {(module.path, 1), (module.path, 2)}
+    walker.entered = Counter({(module.path, 1): 1, (module.path, 2): 5})
+
+    def seen(width: int, cut: int) -> set[tuple[str, int]]:
+        return paths._Attempt(walker, Limits(width, cut), 100, []).seen()
+
+    assert seen(paths.WIDTHS[0], 7) == seen(4, 0) == walker.followed
+    assert seen(4, 7) == {(module.path, 1)}

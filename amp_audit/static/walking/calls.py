@@ -49,9 +49,9 @@ more; for further ones what it does is unknown."""
 
 
 class Caller(Evaluator):
-    """Follows calls. ``followed`` are the functions that were walked, by path and ordinal. Of those of other files
-    ``came`` says how often the walk came to them, ``limits`` how many entries may walk through them. ``thrifty``: there
-    is little fuel, so that helpers are not followed for the models that they run.
+    """Follows calls. ``followed`` are the functions that were walked, by path and ordinal; ``entered`` says by how many
+    paths each. Of those of other files ``came`` says how often the walk came to them, ``limits`` how many entries may
+    walk through them. ``thrifty``: there is little fuel, so that helpers are not followed for the models that they run.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Caller(Evaluator):
         super().__init__(code, watch, heat)
         self.effects = Effects(self)
         self.followed: set[tuple[str, int]] = set()
+        self.entered: Counter[tuple[str, int]] = Counter()
         self.came: Counter[tuple[str, int]] = Counter()
         self.thrifty = False
         self.limits: dict[tuple[str, int], int] = {}
@@ -198,6 +199,7 @@ class Caller(Evaluator):
         """Walk the body of a function with these arguments."""
         function = func.function
         self.followed.add((func.module.path, function.at))
+        self.entered[(func.module.path, function.at)] += 1
         env = dict(_live_env(func, world))
         self._bind_parameters(func, env, args, named, world)
         world.frames.append(Frame(func.module, function, env, func.cls, calls=(*world.frame.calls, at)))

@@ -99,6 +99,14 @@ class _Attempt:
     fuel: int
     ends: list[World] | None
 
+    def seen(self) -> set[tuple[str, int]]:
+        """The functions that need no walk of their own. Where few paths were followed, most of what a function does may
+        have been cut; but one that a single path came to, as ``main``, was walked as it would be by itself.
+        """
+        if self.limits.width == WIDTHS[0] or not self.limits.cut:
+            return self.walker.followed
+        return {function for function, times in self.walker.entered.items() if times == 1}
+
     def would_repeat(self, width: int, fuel: int) -> bool:
         """Whether a walk of ``width`` would be the same: there never were more paths, the same calls are followed."""
         return fuel <= self.fuel and self.limits.widest <= width and self.walker.would_repeat()
@@ -255,8 +263,7 @@ class _Surveyor:
             last = self._walked(module, Limits(width), fuel, start, run, entry)
             self.done.fuel -= fuel - max(0, last.walker.fuel)
             if last.ends is not None:
-                if width == WIDTHS[0] or not last.limits.cut:  # else most of what they do may not have been seen
-                    self.done.followed |= last.walker.followed
+                self.done.followed |= last.seen()
                 break
         assert last is not None
         entry.note = _note(module, name, last)
