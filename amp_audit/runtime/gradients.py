@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -45,7 +44,7 @@ class Gradients:
                 self._begins(tensors, nested=True)
                 original(tensors, grad_tensors, *args, **kwargs)
                 return
-            self._teller.thread = threading.get_ident()
+            self._teller.trains()
             self._teller.backwards += 1
             before: Snapshot | None = None
             losses: tuple[tuple[bool | None, ...], int | None] = ((None,), None)
@@ -73,6 +72,8 @@ class Gradients:
     def _note_loss(self, tensors: Any, kinds: tuple[bool | None, ...]) -> None:
         """The loss of a backward from one scalar, without its scale."""
         listed = _tensors(tensors)
+        if self._teller.parallel:  # the scale may be another thread's
+            return
         if len(listed) != 1 or listed[0].numel() != 1 or kinds not in ((True,), (False,)):
             return
         copies = {"value": quiet_clone(listed[0])}

@@ -101,15 +101,17 @@ class Numerics:
     def before(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], phase: str, site: int) -> Any:
         """The inputs of an operator, looked at before it may overwrite them."""
         if phase == "optimizer":
-            return ()
+            return self._origins, ()
         if self._rescale is not None and phase == "backward" and hasattr(func, "_schema"):
             self._rescale.before(func, args, kwargs)
-        return self._origins.inputs((*args, *kwargs.values()) if kwargs else args)
+        return self._origins, self._origins.inputs((*args, *kwargs.values()) if kwargs else args)
 
     def after(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, phase: str, site: int, kept: Any
     ) -> None:
         """Count what the operator's rounding lost."""
+        if kept is not None and kept[0] is not self._origins:  # the step ended while it ran in another thread
+            return
         if self._rescale is not None and phase == "backward" and kept is not None and hasattr(func, "_schema"):
             self._rescale.after(func, args, kwargs, [item for item in tensors(out) if item is not None])
         copies = base_name(func) in _COPIES
@@ -118,11 +120,12 @@ class Numerics:
             for source, result in pairs:
                 self._count_cast(source, result, phase, site)
             return
+        sources = kept[1]
         results = [item for item in tensors(args[0] if copies else out) if measurable(item)]
         given = _infinite(args) or _infinite(kwargs.values())
         op, moves, factors = _traits(func)
         made = [
-            self._origins.add(item, Result(op, phase, site, item.dtype, item.numel(), kept, given, moves, factors))
+            self._origins.add(item, Result(op, phase, site, item.dtype, item.numel(), sources, given, moves, factors))
             for item in results
         ]
         if pairs:

@@ -124,7 +124,8 @@ class Recording:
         counts: dict[CastKey, CastCounts] = {}
         for part in list(self._parts):
             try:
-                part.step_end()
+                with self.book.showing:
+                    part.step_end()
                 if part is self.book.observer:
                     counts.update(self.book.observer.cast_counts())
             except Exception as error:

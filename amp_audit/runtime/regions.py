@@ -32,6 +32,7 @@ class Regions:
         self._used: set[tuple[str | None, int | None, int | None]] = set()
 
     def install(self) -> None:
+        self._teller.leave_regions = self._leave_all
         wrap = self._teller.patches.wrap
         wrap(Autocast, "__init__", self._region_new)
         wrap(Autocast, "__enter__", self._region_enter)
@@ -109,6 +110,13 @@ class Regions:
             self._teller.emit(Kind.REGION_EXIT, region=number)
             if entered is region:
                 return
+
+    def _leave_all(self) -> bool:
+        found = bool(self._stack)
+        while self._stack:
+            number, _, self._in_forward = self._stack.pop()
+            self._teller.emit(Kind.REGION_EXIT, region=number)
+        return found
 
     def _clear_cache(self, original: Call) -> Call:
         def clear_autocast_cache() -> None:

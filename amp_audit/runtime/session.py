@@ -95,6 +95,7 @@ class Session:
         self._busy = False
         self._thread = threading.get_ident()
         self._since: float | None = None  # when the step in progress began
+        self._lock = threading.RLock()  # several threads may train; new in a fork, where nobody would ever release it
         self._process = os.getpid()
 
     # Life
@@ -163,7 +164,7 @@ class Session:
         if current is self:
             current = None
             atexit.unregister(self.close)
-        with _uninterrupted():
+        with _uninterrupted(), self._lock:
             with self._guard("the end"):
                 self.signals.finish()
                 self._note_error(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
@@ -203,8 +204,11 @@ class Session:
 
     def event(self, row: EventRow) -> None:
         """Add a protocol event to the step in progress. Its ``skipped`` may still be filled in until ``settle``."""
-        if self._over:
-            return
+        with self._lock:
+            if not self._over:
+                self._event(row)
+
+    def _event(self, row: EventRow) -> None:
         if row.kind in _STARTS:
             self._since = self._since or time.perf_counter()
             self._iteration_begins()
@@ -242,16 +246,20 @@ class Session:
 
     def optimizer_step(self, optimizer: Any) -> None:
         """An optimizer is about to step or to skip."""
-        if self._over:
-            return
-        self._thread = threading.get_ident()
-        if self._pending is not None and self.clock.repeats(self.signals.number(optimizer)):
-            self._iteration_begins()
+        with self._lock:
+            if self._over:
+                return
+            self._thread = threading.get_ident()
+            if self._pending is not None and self.clock.repeats(self.signals.number(optimizer)):
+                self._iteration_begins()
 
     def optimizer_stepped(self, optimizer: Any, *, skipped: bool) -> None:
         """It stepped or skipped."""
-        if self._over:
-            return
+        with self._lock:
+            if not self._over:
+                self._stepped(optimizer)
+
+    def _stepped(self, optimizer: Any) -> None:
         self._thread = threading.get_ident()
         self._pending = self.clock.optimizer_stepped(self.signals.number(optimizer))
         if self.clock.complete():
@@ -265,8 +273,12 @@ class Session:
 
     def _iteration_begins(self, module: Any = None) -> None:
         """The next forward begins: what came before is over."""
-        if self._busy or self._over or threading.get_ident() != self._thread:
-            return
+        if threading.get_ident() == self._thread:
+            with self._lock:
+                if not (self._busy or self._over):
+                    self._next_iteration(module)
+
+    def _next_iteration(self, module: Any) -> None:
         if self._pending is not None:
             self.clock.iteration_begins()
             with self._guard("writing"):

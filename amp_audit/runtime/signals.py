@@ -10,7 +10,6 @@ import functools
 import linecache
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -192,7 +191,7 @@ class Signals:
             if not self._teller.on() or not scaler._enabled:
                 return original(scaler, outputs)
             with self._teller.quiet("scaler.scale"):
-                self._teller.thread = threading.get_ident()
+                self._teller.trains()
                 self._teller.emit(Kind.SCALE, scaler=scaler)
             result = original(scaler, outputs)
             with self._teller.quiet("scaler.scale"):
@@ -224,7 +223,7 @@ class Signals:
                 return original(scaler, optimizer, *args, **kwargs)
             row: EventRow | None = None
             with self._teller.quiet("scaler.step"):
-                self._teller.thread = threading.get_ident()
+                self._teller.trains()
                 self._teller.adopt(optimizer)
                 owners = self._teller.owners.link(optimizer)
                 self._teller.catch_up(owners)
@@ -327,7 +326,7 @@ class Signals:
         if len(self._stepping) > 1:
             self._probe_before(optimizer, args, kwargs)
             return
-        self._teller.thread = threading.get_ident()
+        self._teller.trains()
         with self._teller.quiet("optimizer.step"):
             self._teller.adopt(optimizer)
             if not _closure(args, kwargs):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ class Teller:
     """Tells the session of events. ``thread`` is the one that trains: the latest to scale, to go backward or to step.
 
     ``current_scale`` is the live scale tensor of the scaler that scaled last; ``backwards`` counts the outermost ones.
+    ``leave_regions``: tell that all regions are left that were entered; whether there were some. ``parallel``: several
+    threads train at once. Nothing is told from then on: in the order of one thread the events of the other make no
+    sense, and which one is inside of which region is known to the threads alone.
     """
 
     def __init__(self, host: Host) -> None:
@@ -32,6 +35,9 @@ class Teller:
         self.current_scale: torch.Tensor | None = None
         self.backwards = 0
         self.before_backward: list[Listener] = []
+        self.leave_regions: Callable[[], bool] = lambda: False
+        self.parallel = False
+        self._trained: set[int] = set()
         self._failed: set[str] = set()
 
     def on(self) -> bool:
@@ -39,7 +45,21 @@ class Teller:
 
     def mine(self) -> bool:
         """Whether to listen: on the thread that trains, and not while a backward re-runs a forward."""
-        return self.on() and self.thread == threading.get_ident() and torch._C._current_graph_task_id() == -1
+        mine = self.on() and self.thread == threading.get_ident() and not self.parallel
+        return mine and torch._C._current_graph_task_id() == -1
+
+    def trains(self) -> None:
+        """The calling thread scales, goes backward or steps: from now on it is the one that trains."""
+        here, before = threading.get_ident(), self.thread
+        if here != before and not self.parallel:
+            again = here in self._trained and any(one.ident == before for one in threading.enumerate())
+            if self.leave_regions() or again:
+                self.parallel = True
+                self.host.note(
+                    "several threads train at once: the order of what they do was not followed from there on"
+                )
+        self.thread = here
+        self._trained.add(here)
 
     def quiet(self, what: str) -> Quiet:
         """What fails in here is said once in the trace and never reaches the program."""
@@ -71,7 +91,8 @@ class Teller:
             names=tuple(sorted({owner.name for owner in known if owner.name})),
             **fields,
         )
-        self.host.event(row)
+        if not self.parallel:
+            self.host.event(row)
         return row
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:

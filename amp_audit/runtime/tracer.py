@@ -119,6 +119,7 @@ class Book:
         self.cast: set[tuple[Any, ...]] = set()  # parameters cast in this region: id, version and dtype
         self.unobserved: Counter[str] = Counter()
         self.tracers: list[Tracer] = []
+        self.showing = threading.RLock()  # an observer is shown one operator at a time
         self._broken = broken
         self._raised: dict[tuple[str, int, int, str], tuple[str, ...]] = {}
         self._forward_regions: dict[int, int] = {}  # by site
@@ -183,8 +184,8 @@ class Book:
         """The counts of the step that ends, as ``Writer.step`` takes them; all start from zero again."""
         if self.stopwatch is not None:
             self.stopwatch.read()
-        ops = [self._collect_op(key, row, writer) for key, row in self.ops.items() if row.calls]
-        casts = [self._collect_cast(key, row, writer, counts) for key, row in self.casts.items() if row.calls]
+        ops = [self._collect_op(key, row, writer) for key, row in list(self.ops.items()) if row.calls]
+        casts = [self._collect_cast(key, row, writer, counts) for key, row in list(self.casts.items()) if row.calls]
         return ops, casts
 
     def _collect_op(self, key: tuple[Any, ...], row: Row, writer: Writer) -> list[int | None]:
@@ -501,7 +502,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept = None
         if book.observer is not None:
             try:
-                kept = book.observer.before(plan.func, args, kwargs, PHASES[phase], site)
+                with book.showing:
+                    kept = book.observer.before(plan.func, args, kwargs, PHASES[phase], site)
             except Exception as error:
                 book.observer_broken(error)
         stopwatch, spent = book.stopwatch, None
@@ -532,7 +534,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         observer = self.book.observer
         if observer is not None:
             try:
-                observer.after(plan.func, args, kwargs, out, PHASES[phase], site, kept)
+                with self.book.showing:
+                    observer.after(plan.func, args, kwargs, out, PHASES[phase], site, kept)
             except Exception as error:
                 self.book.observer_broken(error)
 

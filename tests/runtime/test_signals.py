@@ -16,10 +16,11 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from amp_audit import rulebook
+from amp_audit.model import Severity
 from amp_audit.runtime import roots
 from amp_audit.trace import judge
 from amp_audit.trace.schema import EventRow
-from tests.runtime.recording import events, kinds, notes, numbers, recorded
+from tests.runtime.recording import events, every_step_deep, kinds, notes, numbers, recorded
 
 torch.set_num_threads(1)
 
@@ -248,6 +249,97 @@ def test_recomputed_regions_and_other_threads_are_left_out(tmp_path: Path) -> No
 
     rows = events(recorded(run, tmp_path))
     assert len(named(rows, "region_enter")) == len(named(rows, "region_exit")) == 1
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_threads_that_train_at_once_are_not_taken_for_one(amp: bool, tmp_path: Path) -> None:
+    """One goes backward and steps while the other is inside its region, in turns: right, and no findings."""
+    import threading
+
+    turn = threading.Barrier(2)
+
+    def train(number: int) -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=amp)
+        for _ in range(4):
+            if number:
+                turn.wait()
+            with torch.autocast("cpu", dtype=torch.float16 if amp else torch.bfloat16):
+                loss = model(torch.randn(4, 8)).float().square().mean()
+                if not number:
+                    turn.wait()  # the other one enters its region, or ends its step, meanwhile
+                    turn.wait()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            if number:
+                turn.wait()
+
+    def run() -> None:
+        threads = [threading.Thread(target=train, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    trace = recorded(run, tmp_path)
+    assert [note for note in notes(trace) if not note.startswith("several threads train at once")] == []
+    assert len(notes(trace)) == 1
+    assert [one for one in judge.findings([trace], rulebook.load()) if one.severity > Severity.INFO] == []
+    assert trace.finished >= 4
+
+
+def test_threads_that_train_at_once_leave_a_trace_that_can_be_read(tmp_path: Path) -> None:
+    import threading
+
+    def train() -> None:
+        model = net()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(8):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(torch.randn(4, 8)).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def run() -> None:
+        threads = [threading.Thread(target=train) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with every_step_deep():
+        trace = recorded(run, tmp_path)
+    assert [note for note in notes(trace) if not note.startswith("several threads train at once")] == []
+    assert [one for one in judge.findings([trace], rulebook.load()) if one.severity > Severity.INFO] == []
+    assert 8 <= trace.finished <= 24
+
+
+def test_a_thread_that_trains_after_another_is_followed(tmp_path: Path) -> None:
+    import threading
+
+    def train() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(torch.randn(4, 8)).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def run() -> None:
+        for _ in range(2):
+            thread = threading.Thread(target=train)
+            thread.start()
+            thread.join()
+        train()
+
+    trace = recorded(run, tmp_path)
+    assert notes(trace) == [] and len(named(events(trace), "step")) == len(named(events(trace), "backward")) == 6
 
 
 def test_a_region_opened_inside_the_model(tmp_path: Path) -> None:
