@@ -16,6 +16,7 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.layout import Layout
 from amp_audit.static.source.pins import Release
 from amp_audit.static.source.sources import SourceError, Unreadable, find, read_bytes
+from amp_audit.static.source.traverse import definitions
 
 
 @record(frozen=True, slots=True)
@@ -112,6 +113,8 @@ class Unknown:
 
 Binding: TypeAlias = External | FunctionRef | ClassRef | ModuleRef | ValueRef | Alternatives | Unknown
 
+Definitions: TypeAlias = tuple[tuple[ir.Function, ir.Class | None], ...]
+
 UNKNOWN = Unknown()
 _BUILTINS = frozenset(name for name in dir(builtins) if not name.startswith("_"))
 _MODULE_CLASSES = frozenset({"lightning.pytorch.LightningModule", "transformers.PreTrainedModel"})
@@ -145,6 +148,7 @@ class Project:
         self.layout = Layout(self.modules, root)
         self._by_path = {os.path.abspath(path): module for path, module in self.modules.items()}
         self._names: dict[tuple[str, int], Names] = {}
+        self._definitions: dict[str, Definitions] = {}
         self._folders: dict[str, str] = {}
         self._found: dict[tuple[str, str], Binding] = {}
         self._open: set[tuple[str, str]] = set()
@@ -160,6 +164,13 @@ class Project:
     def name(self, module: ir.Module) -> str:
         """The dotted name of a module: ``pkg.train`` for ``pkg/train.py``."""
         return self.layout.name(module.path)
+
+    def definitions(self, module: ir.Module) -> Definitions:
+        """Every function of a module, with the class whose body it stands in directly."""
+        found = self._definitions.get(module.path)
+        if found is None:
+            found = self._definitions[module.path] = tuple(definitions(module.body))
+        return found
 
     def mentioned_elsewhere(self, word: str) -> bool:
         """Whether a word stands in a file of the project that was not read into it, so that nothing can be said about

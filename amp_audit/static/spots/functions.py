@@ -13,7 +13,7 @@ from amp_audit.static.binding.origins import Origins
 from amp_audit.static.binding.project import Alternatives, ClassRef, External, Project, Scope
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import definitions, last_word, parts, statements, walk
+from amp_audit.static.source.traverse import last_word, parts, statements, walk
 from amp_audit.static.spots.spaces import calls
 
 FUNCTION = "torch.autograd.Function"
@@ -182,7 +182,7 @@ def _callers(names: set[str], custom: _Custom, project: Project) -> Iterator[tup
     """The functions that speak of some names, with the classes whose methods they are."""
     for module in project.modules.values():
         if not names.isdisjoint(module.words):
-            for function, cls in definitions(module.body):
+            for function, cls in project.definitions(module):
                 if not names.isdisjoint(function.words) and cls is not custom.ref.cls:
                     yield function, ClassRef(module, cls) if cls is not None else None
 

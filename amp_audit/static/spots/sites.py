@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
+from amp_audit.records import record, replace
 from amp_audit.static.binding.origins import Where
 from amp_audit.static.binding.project import ClassRef, Scope
 from amp_audit.static.source import ir
@@ -12,7 +12,7 @@ from amp_audit.static.source.traverse import bodies, children, expressions
 from amp_audit.static.spots.gates import Gate, gate_of, gates_the_rest
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Site:
     """One call, or a decorator without parentheses (then ``call`` is what it would be: no arguments).
 
@@ -36,7 +36,7 @@ class Site:
         return self.call.func.at if self.bare else self.call.at
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Around:
     """What surrounds a body."""
 
@@ -47,63 +47,69 @@ class _Around:
         return self if gate is None else replace(self, gates=(*self.gates, gate))
 
 
-def sites(module: ir.Module) -> Iterator[Site]:
+def sites(module: ir.Module) -> list[Site]:
     """The sites of a module in order, those in functions and classes included."""
-    yield from _Walk().body(module.body, _Around(Where(module)))
+    walk = _Walk()
+    walk.body(module.body, _Around(Where(module)))
+    return walk.found
 
 
 class _Walk:
-    def body(self, body: Sequence[ir.Stmt], around: _Around) -> Iterator[Site]:
+    def __init__(self) -> None:
+        self.found: list[Site] = []
+
+    def body(self, body: Sequence[ir.Stmt], around: _Around) -> None:
         for node in body:
-            yield from self._statement(node, around)
+            self._statement(node, around)
             if gates_the_rest(node):
                 around = around.gated(gate_of(node))
 
-    def _statement(self, node: ir.Stmt, around: _Around) -> Iterator[Site]:
+    def _statement(self, node: ir.Stmt, around: _Around) -> None:
         if isinstance(node, (ir.Function, ir.Class)):
-            yield from self._definition(node, around)
+            self._definition(node, around)
             return
         around = around.gated(gate_of(node))
         for expression in expressions(node):
-            yield from self._expression(expression, node, around)
+            self._expression(expression, node, around)
         for inner in bodies(node):
-            yield from self.body(inner, around)
+            self.body(inner, around)
 
-    def _definition(self, node: ir.Function | ir.Class, around: _Around) -> Iterator[Site]:
+    def _definition(self, node: ir.Function | ir.Class, around: _Around) -> None:
         for decorator in node.decorators:
             if isinstance(decorator, ir.Call):
-                yield Site(around.where, decorator, decorated=node, gates=around.gates)
-                yield from self._arguments(decorator, node, around)
+                self.found.append(Site(around.where, decorator, decorated=node, gates=around.gates))
+                for arg in decorator.args:
+                    self._expression(arg.value, node, around)
             elif isinstance(decorator, (ir.Name, ir.Attr)):
-                yield Site(around.where, ir.Call(decorator.at, decorator, ()), True, node, around.gates)
+                bare = ir.Call(decorator.at, decorator, ())
+                self.found.append(Site(around.where, bare, True, node, around.gates))
         for expression in expressions(node):
             if not any(expression is decorator for decorator in node.decorators):
-                yield from self._expression(expression, node, around)
-        yield from self.body(node.body, replace(around, where=inside(around.where, node)))
+                self._expression(expression, node, around)
+        self.body(node.body, replace(around, where=inside(around.where, node)))
 
-    def _arguments(self, call: ir.Call, holder: ir.Stmt, around: _Around) -> Iterator[Site]:
-        for arg in call.args:
-            yield from self._expression(arg.value, holder, around)
-
-    def _expression(self, root: ir.Expr, holder: ir.Stmt, around: _Around) -> Iterator[Site]:
+    def _expression(self, root: ir.Expr, holder: ir.Stmt, around: _Around) -> None:
         whole = _whole(root, holder)
         stack: list[tuple[ir.Expr, _Around, tuple[ir.Arg, ...] | None]] = [(root, around, None)]
         while stack:
             node, near, applied = stack.pop()
+            if isinstance(node, (ir.Name, ir.Const)):
+                continue  # most are leaves
             if isinstance(node, ir.Call):
                 entered = holder if isinstance(holder, ir.With) and any(node is c for c, _ in holder.items) else None
                 own = holder if node is whole else None
-                yield Site(near.where, node, gates=near.gates, holder=own, applied=applied, entered=entered)
-            elif isinstance(node, ir.Lambda):
+                self.found.append(Site(near.where, node, False, None, near.gates, own, applied, entered))
+                stack += [(arg.value, near, None) for arg in reversed(node.args)]
+                stack.append((node.func, near, node.args))
+                continue
+            if isinstance(node, ir.Lambda):
                 deeper = replace(near, where=inside(near.where, node.function))
                 stack.extend(
                     (s.value, deeper, None) for s in node.function.body if isinstance(s, ir.Return) and s.value
                 )
             elif isinstance(node, ir.IfExp):
                 near = near.gated(node.test)
-            for child in reversed(children(node)):
-                called = isinstance(node, ir.Call) and child is node.func
-                stack.append((child, near, node.args if called and isinstance(node, ir.Call) else None))
+            stack += [(child, near, None) for child in reversed(children(node))]
 
 
 def inside(where: Where, node: ir.Function | ir.Class) -> Where:

@@ -110,12 +110,13 @@ class Heat:
         self._itself = {id(function) for function in functions if self._is_hot(spoken[id(function)])}
         warm = [f for f in waiting if id(f) in self._itself or not names.isdisjoint(spoken[id(f)].words)]
         self._hot: set[int] = set()
+        reached = {id(function): _reached(function, spoken[id(function)]) for function in functions}
         while warm:
             self._hot |= {id(f) for f in warm}
             waiting = [f for f in waiting if id(f) not in self._hot]
             fresh = frozenset().union(*map(_called_by, warm))
             names |= fresh
-            warm = [f for f in waiting if not fresh.isdisjoint(_reached(f, spoken[id(f)]))]
+            warm = [f for f in waiting if not fresh.isdisjoint(reached[id(f)])]
         self._names = names
         self.models_cast = any(f.name == "forward" and _casts(f) for f in functions)
         self._calm = {id(f) for f in functions if id(f) in self._hot and not _makes_events(spoken[id(f)])}

@@ -25,7 +25,7 @@ from amp_audit.static.binding.project import (
     ValueRef,
 )
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import children, definitions, expressions, last_word, statements, walk, words_in
+from amp_audit.static.source.traverse import children, expressions, last_word, statements, walk, words_in
 from amp_audit.static.walking.byhand import FINITE
 from amp_audit.static.walking.hot import Heat, dotted
 from amp_audit.static.walking.means import Means, dangers, used
@@ -86,9 +86,8 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Met:
-    """What some entries may come to, while it is gathered. ``pending`` are the members of known classes that nothing
-    has asked for by name, ``below`` the known classes that have members of a class. ``hazardous``: it is enough for a
-    hazard, and no more was gathered.
+    """What some entries may come to, while it is gathered. ``below`` are the known classes that have members of a
+    class. ``hazardous``: it is enough for a hazard, and no more was gathered.
     """
 
     means: int = 0
@@ -98,7 +97,6 @@ class _Met:
     names: set[str] = field(default_factory=lambda: set(_RUN))
     hazardous: bool = False
     own: dict[ClassRef, set[str]] = field(default_factory=dict)
-    pending: dict[str, list[_Node | ClassRef]] = field(default_factory=dict)
     below: dict[ClassRef, list[_Kind]] = field(default_factory=dict)
 
     def add(self, node: _Node) -> None:
@@ -133,12 +131,14 @@ class Reach:
         self._homes: dict[int, tuple[ir.Module, ClassRef | None]] = {}
         self._nodes: dict[object, _Node] = {}
         self._kinds: dict[ClassRef, _Kind] = {}
+        self._having: dict[str, list[ClassRef]] = {}
+        """The classes that have a member of a name, of those met so far."""
         self._judged: dict[int, bool] = {}
         self._alarms: dict[_Node, ClassRef | None] = {}
         """Functions that come to a hazard by themselves, with the class of the object they are called on."""
         self._ends: dict[Hashable, tuple[Means, frozenset[str]]] = {}
         for module in project.modules.values():
-            for function, owner in definitions(module.body):
+            for function, owner in project.definitions(module):
                 self._homes[id(function)] = (module, ClassRef(module, owner) if owner is not None else None)
 
     def hazardous(self, starts: Sequence[Start]) -> list[bool]:
@@ -217,16 +217,15 @@ class Reach:
             self._find(cls, met)
         for name in node.names - met.names:
             met.names.add(name)
-            for found in met.pending.pop(name, ()):
-                self._find(found, met)
+            for cls in self._having.get(name, ()):
+                if cls in met.classes:
+                    self._find_members(self._kinds[cls], (name,), met)
         if node.own and node.cls is not None:
             known = met.own.setdefault(node.cls, set())
             fresh = node.own - known
             known |= fresh
             for kind in met.below.get(node.cls, ()) if fresh else ():
-                for name in kind.members.keys() & fresh:
-                    for found in kind.members[name]:
-                        self._find(found, met)
+                self._find_members(kind, kind.members.keys() & fresh, met)
 
     def _find(self, found: _Node | ClassRef, met: _Met) -> None:
         """Some code may run; or an object of a class may be there: what is asked of unknown objects may be its own."""
@@ -235,15 +234,17 @@ class Reach:
         elif found not in met.classes:
             met.classes.add(found)
             kind = self._kind(found)
-            own = set[str]().union(*(met.own.get(above, ()) for above in kind.above))
+            asked = kind.members.keys() & met.names
             for above in kind.above:
                 met.below.setdefault(above, []).append(kind)
-            for name, members in kind.members.items():
-                if name in met.names or name in own:
-                    for member in members:
-                        self._find(member, met)
-                if name not in met.names:
-                    met.pending.setdefault(name, []).extend(members)
+                if above in met.own:
+                    asked |= kind.members.keys() & met.own[above]
+            self._find_members(kind, asked, met)
+
+    def _find_members(self, kind: _Kind, names: Iterable[str], met: _Met) -> None:
+        for name in names:
+            for member in kind.members[name]:
+                self._find(member, met)
 
     # Classes and code
 
@@ -263,6 +264,8 @@ class Reach:
                 for inner in owner.cls.body:
                     if isinstance(inner, ir.Class):
                         found.members.setdefault(inner.name, []).append(ClassRef(owner.module, inner))
+            for name in found.members:
+                self._having.setdefault(name, []).append(ref)
         return found
 
     def _function(self, function: ir.Function) -> _Node:
