@@ -95,6 +95,44 @@ def test_a_whole_step_that_a_loop_calls_meets_its_next_round(more: str) -> None:
     assert "AMP207" in ids(textwrap.dedent(TRAINER).format(more=more))
 
 
+EPOCHS = """
+import torch
+
+
+class Runner:
+    def __init__(self, config):
+        self.config = config
+
+    def train_fn(self, loader, model, optimizer):
+        scaler = torch.cuda.amp.GradScaler()
+        for step, x in enumerate(loader):
+            optimizer.zero_grad()
+            with torch.autocast("cuda"):
+                loss = model(x).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    def valid_fn(self, loader, model, losses):
+        for step, x in enumerate(loader):
+            with torch.no_grad(), torch.autocast("cuda"):
+                losses.update(model(x).mean())
+        {more}
+
+
+def run(runner, loaders, model, optimizer, losses):
+    for epoch in range(9):
+        runner.train_fn(loaders[0], model, optimizer)
+        runner.valid_fn(loaders[1], model, losses)
+"""
+
+
+@pytest.mark.parametrize(("more", "expected"), [("pass", True), ("self.config.optimizer.step()", False)])
+def test_an_evaluation_is_no_part_of_a_step(more: str, expected: bool) -> None:
+    """Each epoch makes a scaler anew (AMP214): only the second round shows it, whatever is evaluated in between."""
+    assert ("AMP214" in ids(textwrap.dedent(EPOCHS).format(more=more))) is expected
+
+
 OWN_SCALING = """
 def train(model, optimizer, scaler, loader):
     for x in loader:

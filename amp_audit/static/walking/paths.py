@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
@@ -50,6 +51,9 @@ _SPOKEN = {
 }
 """What a call by that name may do on a path that was left out."""
 
+
+_STEPS = re.compile(r"optim|scaler", re.IGNORECASE)
+"""What steps, and what is updated after it, by the words for them."""
 
 _HALVES = frozenset(
     {"half", "float16", "bfloat16", "HalfTensor", "MixedPrecision", "MixedPrecisionPolicy", "fully_shard"}
@@ -218,7 +222,8 @@ class _Surveyor:
         """Whether a loop calls this method and no other one of the object that could come in between."""
         if cls is None or function.name not in self.repeated:
             return False
-        own = {name for name, (_, found) in self.project.methods(cls).items() if self.heat.function(found)}
+        methods = self.project.methods(cls).items()
+        own = {name for name, (_, found) in methods if self.heat.function(found) and _is_of_a_step(found.words)}
         return any(own.isdisjoint(companions) for companions in self.repeated[function.name])
 
     def _selves(
@@ -309,6 +314,13 @@ class _Surveyor:
         for name in spoken & _SPOKEN.keys():
             if name != "step" or self.heat.scales(spoken):
                 entry.happened.allow(_SPOKEN[name])
+
+
+def _is_of_a_step(words: frozenset[str]) -> bool:
+    """Whether code that has these words may be a part of a training step; an evaluation is none."""
+    if not words.isdisjoint(("backward", "unscale_", "zero_grad")):
+        return True
+    return not words.isdisjoint(("step", "update")) and any(map(_STEPS.search, words))
 
 
 def _spoken_of_halves(words: frozenset[str]) -> set[str]:
