@@ -30,6 +30,16 @@ def widest(value: torch.Tensor) -> torch.Tensor:
     return value.float() if value.device.type == "mps" else value.double()
 
 
+_started = torch.cuda.is_initialized
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being made of what the current stream is given: our work would become part of it, and
+    reading anything would break it.
+    """
+    return _started() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
 def quiet_clone(value: torch.Tensor) -> torch.Tensor | None:
     """A copy made without any mode or autograd seeing it.
 
@@ -37,9 +47,7 @@ def quiet_clone(value: torch.Tensor) -> torch.Tensor | None:
     dispatch they have no memory to read, and with it a norm over shards would talk to other ranks.
     """
     plain = value.__class__ is torch.Tensor  # as nearly all are
-    if (not plain and is_traceable_wrapper_subclass(value)) or (
-        value.is_cuda and torch.cuda.is_current_stream_capturing()
-    ):
+    if (not plain and is_traceable_wrapper_subclass(value)) or capturing():
         return None
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         return value.detach().clone()

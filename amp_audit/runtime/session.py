@@ -36,6 +36,7 @@ from amp_audit.runtime.attach import Config
 from amp_audit.runtime.clock import Clock, Plan, parse_deep, parse_sample
 from amp_audit.runtime.doctor import switch
 from amp_audit.runtime.place import Places
+from amp_audit.runtime.queue import capturing
 from amp_audit.runtime.recording import Recording, unseen
 from amp_audit.runtime.rest import await_rest
 from amp_audit.runtime.tracebacks import Hooks
@@ -279,6 +280,8 @@ class Session:
                     self._next_iteration(module)
 
     def _next_iteration(self, module: Any) -> None:
+        if capturing():
+            return
         if self._pending is not None:
             self.clock.iteration_begins()
             with self._guard("writing"):
@@ -290,6 +293,8 @@ class Session:
 
     def _write_down(self) -> None:
         """Write what there is of a part of a step that goes on: a process may end without warning."""
+        if capturing():  # nothing may be read now: it goes with what follows
+            return
         deep, recorded, stepped = self.record.deep, self.record.recorded, self._pending is not None
         self._write_part(stepped)
         self.record = StepRecord(0, recorded=recorded, deep=deep, notes=self.record.notes)

@@ -24,7 +24,7 @@ from amp_audit.runtime.contents import held_states
 from amp_audit.runtime.gradients import Gradients
 from amp_audit.runtime.owners import Owner
 from amp_audit.runtime.parts import Host, Probe
-from amp_audit.runtime.queue import finite, quiet_clone
+from amp_audit.runtime.queue import capturing, finite, quiet_clone
 from amp_audit.runtime.regions import Regions
 from amp_audit.runtime.teller import Teller
 from amp_audit.trace.schema import EventRow, Number, Place
@@ -347,6 +347,9 @@ class Signals:
 
     def _measure(self, call: Callable[[Probe], None]) -> None:
         """Let the probes measure: what they run is not differentiated, and no mode sees it, our own least of all."""
+        if capturing():
+            self._teller.host.unobserved("values inside CUDA graphs")
+            return
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             for probe in self.probes:
                 with self._teller.quiet(type(probe).__name__.lower()):

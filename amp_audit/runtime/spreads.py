@@ -10,7 +10,7 @@ from amp_audit.runtime.dtypes import LOW, short
 from amp_audit.runtime.exponents import BIAS, Exponents, named
 from amp_audit.runtime.origins import plain
 from amp_audit.runtime.parts import Host, Scene
-from amp_audit.runtime.queue import finite
+from amp_audit.runtime.queue import capturing, finite
 from amp_audit.trace.schema import Number
 
 _NEAR = BIAS + 15
@@ -98,5 +98,5 @@ def _countable(tensor: torch.Tensor) -> bool:
     return not (
         torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or torch._C._get_tracing_state() is not None
-        or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+        or capturing()
     )

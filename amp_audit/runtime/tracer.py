@@ -24,6 +24,7 @@ from amp_audit.runtime.dtypes import short
 from amp_audit.runtime.parts import CastCounts, CastKey, Observer
 from amp_audit.runtime.place import ENGINE, NOWHERE, OPTIMIZER, USER, Places
 from amp_audit.runtime.plans import INTO_FIRST, Plan, first, size
+from amp_audit.runtime.queue import capturing
 from amp_audit.runtime.stopwatch import Stopwatch
 from amp_audit.trace.schema import PHASES, CastRow, Number, OpRow
 from amp_audit.trace.writer import Writer
@@ -500,21 +501,22 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator of a deep step, which others want to see, too."""
         book = self.book
         kept = None
-        if book.observer is not None:
+        inside = capturing()
+        if book.observer is not None and not inside:
             try:
                 with book.showing:
                     kept = book.observer.before(plan.func, args, kwargs, PHASES[phase], site)
             except Exception as error:
                 book.observer_broken(error)
         stopwatch, spent = book.stopwatch, None
-        if stopwatch is None:
+        if stopwatch is None or inside:
             out = plan.call(*args, **kwargs)
         else:
             out, spent = stopwatch.run(plan.call, args, kwargs, _on_gpu(args))
         try:
             cast = self._count_cast(plan, site, phase, args, out) if plan.cast else None
             row = self._count(plan, site, phase, args, kwargs, out) if cast is None else cast[0]
-            if stopwatch is not None:
+            if stopwatch is not None and spent is not None:
                 stopwatch.book(row, spent)
         except Exception as error:
             self._give_up(error)
@@ -532,7 +534,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, kept: Any
     ) -> None:
         observer = self.book.observer
-        if observer is not None:
+        if capturing():
+            self.book.unobserved["values inside CUDA graphs"] += 1
+        elif observer is not None:
             try:
                 with self.book.showing:
                     observer.after(plan.func, args, kwargs, out, PHASES[phase], site, kept)
@@ -573,4 +577,4 @@ def _on_gpu(args: tuple[Any, ...]) -> bool:
     tensor = args[0] if args else None
     if not isinstance(tensor, _Tensor):
         tensor = first([item for value in args for item in (value if value.__class__ is list else (value,))])
-    return tensor is not None and tensor.is_cuda and not torch.cuda.is_current_stream_capturing()
+    return tensor is not None and tensor.is_cuda

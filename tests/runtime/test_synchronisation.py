@@ -15,8 +15,10 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_audit
+from amp_audit.runtime import queue
 from amp_audit.runtime.counts import compare, compare_cast, rounding
 from amp_audit.runtime.numerics import Numerics
 from amp_audit.runtime.origins import measured
@@ -152,6 +154,56 @@ def test_what_the_program_asks_for_itself_is_not_ours(tmp_path: Path) -> None:
     with waits() as found:
         recorded(program, tmp_path, deep="none")
     assert found == {}
+
+
+class Nothing(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_inside_a_cuda_graph_nothing_is_run_and_nothing_is_read(
+    deep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is captured, a whole step, is what the program runs: torch's profiler sees every operator, ours too."""
+    inside = False
+    monkeypatch.setattr(queue, "_started", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: inside)
+    captured: list[Counter[str]] = []
+
+    def program() -> None:
+        nonlocal inside
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(5):
+            inside = number in (2, 3)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                with torch.autocast("cpu", torch.float16, cache_enabled=False):
+                    loss = model(torch.ones(4, 8)).float().square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if inside:
+                captured.append(Counter(event.name for event in profile.events()))
+        inside = False
+
+    with Nothing():  # under any mode some operators go another way
+        program()
+    with waits() as found:
+        if deep:
+            with every_step_deep():
+                trace = recorded(program, tmp_path)
+        else:
+            trace = recorded(program, tmp_path, deep="none")
+    plain, seen = captured[:2], captured[2:]
+    assert [one - other for one, other in zip(seen, plain, strict=True)] == [Counter(), Counter()]
+    found.pop("queue.py:at_once", None)
+    assert found == {} and trace.finished == 5
+    assert not [note for step in trace.steps for note in step.notes]
+    assert trace.end is not None and trace.end.unobserved["values inside CUDA graphs"] > 0
+    rows = [row for step in trace.steps for row in step.ops if row.op == "aten.addmm"]
+    assert sum(row.calls for row in rows) == 10  # the operators themselves are counted
 
 
 class Elsewhere(torch.Tensor):
