@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.utils.clip_grad as clip_grad
 
 from amp_audit.events import Kind
 from amp_audit.runtime import roots
+from amp_audit.runtime.interrupts import Deferred
 from amp_audit.runtime.owners import Owner, Snapshot, reached
 from amp_audit.runtime.queue import finite, quiet_clone
 from amp_audit.runtime.teller import Teller
@@ -55,7 +57,8 @@ class Gradients:
                 losses = _losses(tensors, grad_tensors)
                 detached = roots.detached(_tensors(tensors))
             self._begins(tensors, nested=False)
-            original(tensors, grad_tensors, *args, **kwargs)
+            with _whole():
+                original(tensors, grad_tensors, *args, **kwargs)
             with self._teller.quiet("backward"):
                 self._note_loss(tensors, losses[0])
                 if before is not None:
@@ -115,7 +118,8 @@ class Gradients:
                     row = self._teller.emit(Kind.AUTOGRAD_GRAD, scaled=None if more else first)
                     row.scaler = scaler
                 self._begins(outputs, nested=False)
-            return original(outputs, inputs, grad_outputs, *args, **kwargs)
+            with _whole():
+                return original(outputs, inputs, grad_outputs, *args, **kwargs)
 
         return grad
 
@@ -186,6 +190,11 @@ class Gradients:
         for owner in known:
             owner.blank = not set_to_none and owner.holding and not owner.used
             owner.holding, owner.used, owner.witness = False, False, None
+
+
+def _whole() -> AbstractContextManager[None]:
+    """A backward pass is one call into C, within which no signal handler runs; watching its operators made it many."""
+    return Deferred() if torch._C._len_torch_dispatch_stack() else nullcontext()
 
 
 def _put(values: dict[str, float | int | None], name: str, value: float) -> None:

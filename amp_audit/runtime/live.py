@@ -82,7 +82,8 @@ class _Memory:
 
     def __init__(self) -> None:
         self._devices: dict[torch.device, _Device] = {}
-        self._there: dict[int, weakref.ref[Any]] = {}
+        self._there: dict[int, _Followed] = {}
+        self._gone: list[_Followed] = []
 
     def close(self) -> dict[torch.device, dict[torch.dtype, int]]:
         """What was there when it was most, in bytes; nothing is followed any more."""
@@ -91,7 +92,9 @@ class _Memory:
 
     def add(self, tensor: torch.Tensor) -> None:
         """A tensor is there. Its memory counts once, in the dtype that it was met in first."""
-        storage, there = tensor.untyped_storage(), self._there
+        storage, there, gone = tensor.untyped_storage(), self._there, self._gone
+        while gone:
+            self._forget(gone.pop())
         key = storage._cdata
         if key in there:
             return
@@ -99,17 +102,28 @@ class _Memory:
         held = self._devices.get(tensor.device)
         if held is None:
             held = self._devices[tensor.device] = _Device()
-
-        def gone(_: Any, held: _Device = held) -> None:
-            there.pop(key, None)
-            held.total -= amount
-            held.now[dtype] -= amount
-
-        there[key] = weakref.ref(storage, gone)
+        # A callback in Python would be where a signal handler runs whose exception is lost.
+        followed = there[key] = _Followed(storage, gone.append)
+        followed.key, followed.dtype, followed.amount, followed.device = key, dtype, amount, held
         held.now[dtype] = held.now.get(dtype, 0) + amount
         held.total += amount
         if held.total > held.most:
             held.most, held.peak = held.total, held.now.copy()
+
+    def _forget(self, followed: _Followed) -> None:
+        if self._there.pop(followed.key, None) is not None:
+            followed.device.total -= followed.amount
+            followed.device.now[followed.dtype] -= followed.amount
+
+
+class _Followed(weakref.ref[torch.UntypedStorage]):
+    """The memory of a tensor: where, how much of it, and on which device."""
+
+    __slots__ = ("amount", "device", "dtype", "key")
+    amount: int
+    device: _Device
+    dtype: torch.dtype
+    key: int
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ import torch
 from amp_audit.runtime.counts import Counts, compare, compare_cast, rounding, together
 from amp_audit.runtime.dtypes import LOW, short
 from amp_audit.runtime.exponents import Exponents, Histogram, flushed_shares, named, total
+from amp_audit.runtime.interrupts import from_program
 from amp_audit.runtime.origins import Origin, Origins, Result, measurable, plain
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Scene
 from amp_audit.runtime.queue import finite
@@ -181,7 +182,9 @@ class Numerics:
                 args, kwargs, results = part(func, args, kwargs, results)
             try:
                 references = [item for item in in_float32(func, args, kwargs) if measurable(item)]
-            except Exception:  # whatever an operator says when it has no float32 form
+            except Exception as error:  # whatever an operator says when it has no float32 form
+                if from_program(error):
+                    raise
                 again = False
         if references is None or len(references) != len(results):
             if rounded:

@@ -77,9 +77,9 @@ class Origins:
     def add(self, tensor: torch.Tensor, result: Result) -> int:
         """Something that is ``measurable`` was written: its index in ``results``."""
         index = len(self.results)
-        self._latest.write(tensor, index)
+        self._values[index:] = [measured(tensor)]  # a signal handler that raises may cut in anywhere here
         self.results.append(result)
-        self._values.append(measured(tensor))
+        self._latest.write(tensor, index)
         return index
 
     def of(self, tensor: torch.Tensor) -> int | None:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from amp_audit.runtime import holders, tracebacks
+from amp_audit.runtime.interrupts import from_program
 from amp_audit.runtime.patches import Patches
 from amp_audit.trace.schema import Place
 
@@ -360,9 +361,9 @@ class Modules:
             if stack is None or len(stack) == 1:
                 stack = self._outermost(thread, module)
             depth = len(stack)
-            index = known.get(id(module))
-            stack.append(self._index(stack, module) if index is None else index)
             try:
+                index = known.get(id(module))
+                stack.append(self._index(stack, module) if index is None else index)
                 out = original(module, *args, **kwargs)
                 if self.left is not None:
                     self._leave(thread, stack, depth, out)
@@ -391,6 +392,8 @@ class Modules:
         try:
             self._name_in(stack, module)
         except Exception as error:
+            if from_program(error):
+                raise
             self.broken(error)
         return self._known.get(id(module), 0)
 
@@ -401,6 +404,8 @@ class Modules:
         try:
             self.left(self.names[stack[depth]] or "", out)
         except Exception as error:
+            if from_program(error):
+                raise
             self.left = None
             self.broken(error)
 

@@ -28,7 +28,7 @@ class Regions:
         self._leaving = False
         self._in_forward = False
         self._unused: dict[tuple[str | None, int | None, int | None], tuple[Place, int]] = {}
-        self._built: weakref.WeakKeyDictionary[Autocast, Place] = weakref.WeakKeyDictionary()
+        self._built: _Places = _Places()
         self._used: set[tuple[str | None, int | None, int | None]] = set()
 
     def install(self) -> None:
@@ -53,7 +53,7 @@ class Regions:
             if self._teller.on():
                 with self._teller.quiet("autocast's constructor"):
                     place = self._teller.host.places.here()
-                    self._built[region] = place
+                    self._built.put(region, place)
                     built = self._unused.get(_spot(place), (place, 0))[1]
                     self._unused[_spot(place)] = (place, built + 1)
                     wanted = args[2] if len(args) > 2 else kwargs.get("enabled", True)
@@ -69,23 +69,30 @@ class Regions:
             if place is not None:
                 self._used.add(_spot(place))
             result = original(region)
-            if self._teller.mine():
-                with self._teller.quiet("autocast"):
-                    self._entered += 1
-                    self._stack.append((self._entered, region, self._in_forward))
-                    self._in_forward = False  # a module called from here is outermost in this region
-                    self._teller.emit(
-                        Kind.REGION_ENTER,
-                        region=self._entered,
-                        device=region.device,
-                        dtype=short(region.fast_dtype),
-                        enabled=bool(region._enabled),
-                        cache=bool(region._cache_enabled),
-                        foreign=not self._teller.host.places.entered_by_program(),
-                    )
+            try:
+                if self._teller.mine():
+                    with self._teller.quiet("autocast"):
+                        self._note_enter(region)
+            except BaseException:  # a signal handler's: no one else would leave what ``with`` has not entered
+                region.__exit__(None, None, None)
+                raise
             return result
 
         return __enter__
+
+    def _note_enter(self, region: Autocast) -> None:
+        self._entered += 1
+        self._stack.append((self._entered, region, self._in_forward))
+        self._in_forward = False  # a module called from here is outermost in this region
+        self._teller.emit(
+            Kind.REGION_ENTER,
+            region=self._entered,
+            device=region.device,
+            dtype=short(region.fast_dtype),
+            enabled=bool(region._enabled),
+            cache=bool(region._cache_enabled),
+            foreign=not self._teller.host.places.entered_by_program(),
+        )
 
     def _region_exit(self, original: Call) -> Call:
         def __exit__(region: Autocast, *error: Any) -> Any:
@@ -174,6 +181,35 @@ class Regions:
             return result
 
         return load_state_dict
+
+
+class _Places:
+    """Where regions were built, for as long as they live.
+
+    Not a WeakKeyDictionary: its callback is Python, in which an exception of a signal handler would be lost.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[_Reference, Place]] = {}
+        self._gone: list[_Reference] = []
+
+    def put(self, region: Autocast, place: Place) -> None:
+        while self._gone:
+            gone = self._gone.pop()
+            if self._known.get(gone.key, (None,))[0] is gone:
+                del self._known[gone.key]
+        reference = _Reference(region, self._gone.append)
+        reference.key = id(region)
+        self._known[id(region)] = (reference, place)
+
+    def get(self, region: Autocast) -> Place | None:
+        known = self._known.get(id(region))
+        return known[1] if known is not None and known[0]() is region else None
+
+
+class _Reference(weakref.ref[Autocast]):
+    __slots__ = ("key",)
+    key: int
 
 
 def _spot(place: Place) -> tuple[str | None, int | None, int | None]:

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from amp_audit.runtime.interrupts import from_program
 from amp_audit.runtime.shadow import base_name, repeatable
 
 K = TypeVar("K", bound=Hashable)
@@ -86,6 +87,8 @@ class Rescale(Generic[K]):
                 raise RuntimeError("cannot be repeated")
             work()
         except Exception as error:  # whatever an operator has to say; the program's own run goes on
+            if from_program(error):
+                raise
             self.broken, self._twins, self.counts = f"{func}: {error}", {}, {}
 
     def _write_into(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -35,6 +35,7 @@ from amp_audit.runtime import lines
 from amp_audit.runtime.attach import Config
 from amp_audit.runtime.clock import Clock, Plan, parse_deep, parse_sample
 from amp_audit.runtime.doctor import switch
+from amp_audit.runtime.interrupts import Deferred
 from amp_audit.runtime.place import Places
 from amp_audit.runtime.queue import capturing
 from amp_audit.runtime.recording import Recording, unseen
@@ -444,11 +445,12 @@ class Session:
 
     @contextmanager
     def _guard(self, what: str) -> Iterator[None]:
-        """An error of ours is a note; the program never sees it."""
-        try:
-            yield
-        except Exception as error:
-            self.note(f"{what} failed: {type(error).__name__}: {error}")
+        """An error of ours is a note; the program never sees it. Its signal handlers wait until we are done."""
+        with Deferred():
+            try:
+                yield
+            except Exception as error:
+                self.note(f"{what} failed: {type(error).__name__}: {error}")
 
 
 @contextmanager

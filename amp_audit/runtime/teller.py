@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from amp_audit.events import Kind
+from amp_audit.runtime.interrupts import from_program
 from amp_audit.runtime.owners import Owner, Owners, low_dtype
 from amp_audit.runtime.parts import Host, Listener
 from amp_audit.runtime.patches import Patches
@@ -125,7 +126,10 @@ class Teller:
 
 
 class Quiet:
-    """A guard around work of our own. A class, for it is entered some thirty times in every step."""
+    """A guard around work of our own. A class, for it is entered some thirty times in every step.
+
+    What a signal handler of the program raises goes through.
+    """
 
     __slots__ = ("_teller", "_what")
 
@@ -137,7 +141,7 @@ class Quiet:
         """Nothing is left to do."""
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not from_program(error):
             self._teller.failed(self._what, error)
             return True
         return False

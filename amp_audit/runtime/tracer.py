@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_audit.runtime import tracebacks
 from amp_audit.runtime.dtypes import short
+from amp_audit.runtime.interrupts import from_program
 from amp_audit.runtime.parts import CastCounts, CastKey, Observer
 from amp_audit.runtime.place import ENGINE, NOWHERE, OPTIMIZER, USER, Places
 from amp_audit.runtime.plans import INTO_FIRST, Plan, first, size
@@ -138,12 +139,14 @@ class Book:
         self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
     ) -> None:
         """An operator raised: often the whole proof of a hazard, and the last thing a program does."""
-        if not isinstance(error, Exception) or len(self._raised) >= _MANY_ERRORS:
+        if not isinstance(error, Exception) or len(self._raised) >= _MANY_ERRORS or from_program(error):
             return
         try:
             key = (plan.name, site, phase, str(error).partition("\n")[0][:LONG_ERROR])
             self._raised.setdefault(key, tuple(map(short, plan.read(args, kwargs))))
         except Exception as own:
+            if from_program(own):
+                raise
             self.broken(own)
 
     def errors(self) -> list[Number]:
@@ -306,6 +309,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 site, phase = self._where(lane, now, plan, _getframe().f_back)
         except Exception as error:
+            if from_program(error):
+                raise
             self._give_up(error)
             return func(*args, **kwargs)
         try:
@@ -325,6 +330,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif book.observer is not None and cast[1] in book.observer.cast_targets:
                 self._show(plan, site, phase, args, kwargs, out, None)
         except Exception as error:
+            if from_program(error):
+                raise
             self._give_up(error)
         return out
 
@@ -507,6 +514,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 with book.showing:
                     kept = book.observer.before(plan.func, args, kwargs, PHASES[phase], site)
             except Exception as error:
+                if from_program(error):
+                    raise
                 book.observer_broken(error)
         stopwatch, spent = book.stopwatch, None
         if stopwatch is None or inside:
@@ -519,12 +528,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if stopwatch is not None and spent is not None:
                 stopwatch.book(row, spent)
         except Exception as error:
+            if from_program(error):
+                raise
             self._give_up(error)
             return out
         if book.made is not None:
             try:
                 book.made(out)
             except Exception as error:
+                if from_program(error):
+                    raise
                 book.made = None
                 book.broken(error)
         self._show(plan, site, phase, args, kwargs, out, kept)
@@ -541,6 +554,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 with self.book.showing:
                     observer.after(plan.func, args, kwargs, out, PHASES[phase], site, kept)
             except Exception as error:
+                if from_program(error):
+                    raise
                 self.book.observer_broken(error)
 
     def _count_cast(
