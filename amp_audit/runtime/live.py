@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,8 +94,8 @@ class _Memory:
     def add(self, tensor: torch.Tensor) -> None:
         """A tensor is there. Its memory counts once, in the dtype that it was met in first."""
         storage, there, gone = tensor.untyped_storage(), self._there, self._gone
-        while gone:
-            self._forget(gone.pop())
+        if gone:
+            self._sweep()
         key = storage._cdata
         if key in there:
             return
@@ -110,10 +111,13 @@ class _Memory:
         if held.total > held.most:
             held.most, held.peak = held.total, held.now.copy()
 
-    def _forget(self, followed: _Followed) -> None:
-        if self._there.pop(followed.key, None) is not None:
-            followed.device.total -= followed.amount
-            followed.device.now[followed.dtype] -= followed.amount
+    def _sweep(self) -> None:
+        with suppress(IndexError):  # another thread was faster
+            while True:
+                followed = self._gone.pop()
+                if self._there.pop(followed.key, None) is not None:
+                    followed.device.total -= followed.amount
+                    followed.device.now[followed.dtype] -= followed.amount
 
 
 class _Followed(weakref.ref[torch.UntypedStorage]):
