@@ -18,6 +18,9 @@ K = TypeVar("K", bound=Hashable)
 BINS = 256
 """Biased exponents of float32: 0 holds zeros (and what float32 itself keeps as subnormal), 255 inf and NaN."""
 
+CHUNK = 2**22
+"""Elements counted at once: what that takes besides, up to 17 bytes an element, must not grow with the model."""
+
 BIAS = 127
 _NAMES = {0: "zero", BINS - 1: "nonfinite"}
 _LEAST = -25
@@ -29,10 +32,20 @@ def histogram(values: torch.Tensor) -> torch.Tensor:
 
     Raises RuntimeError for tensors without strides.
     """
+    flat = values.detach().reshape(-1)
+    if flat.numel() <= CHUNK:
+        return _histogram(flat)
+    counts = torch.zeros(BINS, dtype=torch.int64, device=values.device)
+    for part in torch.split(flat, CHUNK):
+        counts += _histogram(part)
+    return counts
+
+
+def _histogram(values: torch.Tensor) -> torch.Tensor:
     if values.dtype is torch.bfloat16:
-        exponents = values.detach().reshape(-1).view(torch.int16) >> 7
+        exponents = values.view(torch.int16) >> 7
     else:
-        exponents = values.detach().reshape(-1).float().view(torch.int32) >> 23
+        exponents = values.float().view(torch.int32) >> 23
     exponents = exponents.to(torch.uint8)  # drops the sign, which was shifted in
     if values.device.type == "cpu":
         return torch.bincount(exponents, minlength=BINS)

@@ -127,21 +127,32 @@ def _intended(optimizer: Any, group: dict[str, Any], parameter: torch.Tensor) ->
     shadow.__dict__ = {
         key: value for key, value in vars(optimizer).items() if key not in ("grad_scale", "found_inf", "step")
     }
-    shadow.param_groups = [{**group, "params": [weight], **{k: v for k, v in _LOOPED.items() if k in group}}]
-    shadow.state = defaultdict(dict, {weight: _copied(optimizer.state.get(parameter, {}))})
+    kept = optimizer.state.get(parameter, {})
+    looped = {key: value for key, value in _LOOPED.items() if key in group}
+    if "capturable" in group and _on_a_device(kept.get("step")):
+        looped["capturable"] = True  # a counter on a device stays there: reading it would wait for that
+    shadow.param_groups = [{**group, "params": [weight], **looped}]
+    shadow.state = defaultdict(dict, {weight: _copied(kept, looped.get("capturable", False))})
     type(optimizer).step.__wrapped__(shadow)
     return weight.detach() != start
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state of one parameter, moments in float32, counters on the CPU as the plain loop wants them."""
-    return {key: _copy(key, value) for key, value in state.items()}
+def _on_a_device(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type != "cpu"
 
 
-def _copy(key: str, value: Any) -> Any:
+def _copied(state: dict[str, Any], capturable: bool) -> dict[str, Any]:
+    """An optimizer's state of one parameter, moments in float32.
+
+    Counters are on the CPU as the plain loop wants them, unless it is ``capturable``.
+    """
+    return {key: _copy(key, value, capturable) for key, value in state.items()}
+
+
+def _copy(key: str, value: Any, capturable: bool) -> Any:
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
     value = value.detach()
     if key == "step":
-        return value.cpu().clone()
+        return value.clone() if capturable or not _on_a_device(value) else value.cpu()
     return value.float() if value.dtype in LOW else value.clone()

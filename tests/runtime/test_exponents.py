@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_audit.runtime import exponents
 from amp_audit.runtime.exponents import Exponents, Histogram, flushed_shares, histogram, named
 from amp_audit.runtime.rescale import choose
 from amp_audit.trace import ranges
@@ -36,6 +37,16 @@ def test_a_histogram_counts_what_frexp_says(dtype: torch.dtype) -> None:
     finite = [x for x in values.flatten().tolist() if math.isfinite(x)]
     expected = Counter(str(math.frexp(x)[1] - 1) if x else "zero" for x in finite)
     assert named(counted(values)) == {**expected, "nonfinite": 2}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_large_tensor_is_counted_in_pieces(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(103, 7).to(dtype)
+    whole = histogram(values)
+    monkeypatch.setattr(exponents, "CHUNK", 50)
+    assert histogram(values).tolist() == histogram(values.t()).tolist() == whole.tolist()
+    assert int(whole.sum()) == 721
 
 
 def test_histograms_of_tensors_add_up() -> None:

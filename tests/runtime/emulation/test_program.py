@@ -64,6 +64,34 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
+LOW = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).bfloat16().to(sys.argv[1])
+x = torch.randn(8, 16).bfloat16().to(sys.argv[1])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **{sys.argv[2]: True})
+for step in range(3):
+    model(x).float().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("kind", ["capturable", "fused"])
+def test_lost_updates_are_the_same_with_the_counter_on_the_device(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOW)
+    told = []
+    for device, how, emulate in (("cpu", "foreach", None), ("cuda", kind, "cuda")):
+        run = audited(["train.py", device, how], tmp_path, emulate=emulate, deep="all", folder=tmp_path / device)
+        assert run.code == 0, run.stderr
+        told.append(
+            [(n.subject, n.values) for step in run.trace.steps for n in step.numbers if n.name == "lost_updates"]
+        )
+    assert told[0] == told[1] and len(told[0]) == 12
+    assert 0 < told[0][0][1]["lost"] < told[0][0][1]["updates"]
+
+
 def test_an_audit_changes_nothing(tmp_path: Path) -> None:
     """The same output bit for bit, emulated with and without recording."""
     (tmp_path / "train.py").write_text(PROGRAM)
