@@ -432,24 +432,57 @@ def _window(traces: Sequence[Trace]) -> Window | None:
     return Window(low, high, found.nonzero, tuple(found.steps), tuple(found.broken))
 
 
-_HEALTH = (("loss", "value", "loss"), ("grad_norm", "norm", "gradient norm"))
-
-
 def _health(steps: Sequence[StepRecord]) -> Iterator[Health]:
-    """Loss and gradient norm of the first rank; of several backwards or optimizers in a step, each by itself."""
-    for name, key, shown in _HEALTH:
-        points = [
-            (step.step, number.values[key]) for step in steps for number in step.numbers if _is(number, name, key)
-        ]
-        good = [(at, float(value)) for at, value in points if value is not None]
-        if good:
-            at, largest = max(good, key=lambda point: point[1])
-            bad = tuple(dict.fromkeys(step for step, value in points if value is None))
-            yield Health(shown, len({step for step, _ in points}), good[0][1], good[-1][1], largest, at, bad)
+    """Losses and gradient norms of the first rank.
+
+    A step's loss is the sum over its backward passes, for that is what its gradient is of; passes at several lines
+    (a generator's and a discriminator's) are told apart. Of several optimizers or clips in a step each counts by
+    itself.
+    """
+    yield from _losses([step for step in steps if not step.open])
+    clipped = _points(steps, "clip", "unscaled")
+    yield from _course("gradient norm before clipping", clipped)
+    yield from _course("gradient norm at the step" if clipped else "gradient norm", _points(steps, "grad_norm", "norm"))
 
 
-def _is(number: Number, name: str, key: str) -> bool:
-    return number.name == name and key in number.values
+Point = tuple[int, float | int | None]
+
+
+def _losses(steps: Sequence[StepRecord]) -> Iterator[Health]:
+    lines: defaultdict[tuple[str | None, int | None], defaultdict[int, list[float | int | None]]]
+    lines = defaultdict(lambda: defaultdict(list))
+    for step in steps:
+        for number in step.numbers:
+            if number.name == "loss" and "value" in number.values:
+                place = number.place or Place()
+                lines[place.user_path or place.path, place.user_line or place.line][step.step].append(
+                    number.values["value"]
+                )
+    for (_, line), by_step in lines.items():
+        counts = {len(values) for values in by_step.values()}
+        name = "loss" if len(lines) == 1 else f"loss of line {line}"
+        if counts != {1}:
+            least, most = min(counts), max(counts)
+            name += f", summed over the {least if least == most else f'{least} to {most}'} backward passes of a step"
+        points = [(step, None if None in values else sum(filter(None, values))) for step, values in by_step.items()]
+        yield from _course(name, points)
+
+
+def _points(steps: Sequence[StepRecord], name: str, key: str) -> list[Point]:
+    return [
+        (step.step, number.values[key])
+        for step in steps
+        for number in step.numbers
+        if number.name == name and key in number.values
+    ]
+
+
+def _course(name: str, points: Sequence[Point]) -> Iterator[Health]:
+    good = [(at, float(value)) for at, value in points if value is not None]
+    if good:
+        at, largest = max(good, key=lambda point: point[1])
+        bad = tuple(dict.fromkeys(step for step, value in points if value is None))
+        yield Health(name, len({step for step, _ in points}), good[0][1], good[-1][1], largest, at, bad)
 
 
 def _underflow(steps: Iterable[StepRecord]) -> tuple[Underflow, ...]:

@@ -108,6 +108,7 @@ class Gradients:
                 row.owners = None
         for owner in owners:
             owner.holding, owner.used, owner.blank, owner.returned = True, False, False, True
+            owner.scaled = kinds[0] if len(kinds) == 1 else None
             owner.look()
 
     def _autograd_grad(self, original: Call) -> Call:
@@ -137,7 +138,8 @@ class Gradients:
                 for owner in owners or ():
                     owner.look()
                 if owners and isinstance(result, torch.Tensor):
-                    self._note_norm(result, limit)
+                    kind = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
+                    self._note_norm(result, limit, {owner.scaled for owner in owners} if kind == 2 else {None})
             return result
 
         return clip
@@ -153,14 +155,18 @@ class Gradients:
             row.owners = None
         return owners
 
-    def _note_norm(self, norm: torch.Tensor, limit: Any) -> None:
+    def _note_norm(self, norm: torch.Tensor, limit: Any, scaled: set[bool | None]) -> None:
         values: dict[str, float | int | None] = {}
         if isinstance(limit, (int, float)):
             values["max_norm"] = finite(float(limit))
-        for name, value in (("norm", norm), ("scale", self._teller.current_scale)):
+        divide = scaled.pop() if len(scaled) == 1 else None
+        for value, then in (
+            (self._teller.current_scale, functools.partial(_put, values, "scale")),
+            (norm, functools.partial(_put_norm, values, divide)),
+        ):
             copy = quiet_clone(value) if value is not None else None
             if copy is not None and copy.numel() == 1:
-                self._teller.queue.add(copy, functools.partial(_put, values, name))
+                self._teller.queue.add(copy, then)
         self._teller.host.number(Number("clip", place=self._teller.host.places.here(), values=values))
 
     def _optimizer_zero_grad(self, original: Call) -> Call:
@@ -199,6 +205,14 @@ def _whole() -> AbstractContextManager[None]:
 
 def _put(values: dict[str, float | int | None], name: str, value: float) -> None:
     values[name] = finite(value)
+
+
+def _put_norm(values: dict[str, float | int | None], scaled: bool | None, value: float) -> None:
+    """The scale comes first. ``scaled``: whether it is in the norm, None when that is not known."""
+    values["norm"] = finite(value)
+    scale = values.get("scale") if scaled else 1.0
+    if scaled is not None and scale:
+        values["unscaled"] = finite(value / scale)
 
 
 def _unscaled(values: dict[str, float | int | None], name: str, value: float) -> None:

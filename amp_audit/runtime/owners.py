@@ -25,7 +25,8 @@ class Owner:
     change it. ``dtypes``: those in which forwards with gradients ran since the last backward, or before it when none
     ran since (``returned``); ``region_dtype``: that of the latest low-precision region, for programs without modules.
     ``weights``: the outermost region that may keep a cached copy of a weight, and the weight's version then.
-    ``name``: the outermost module that ran with it.
+    ``name``: the outermost module that ran with it. ``scaled``: whether its gradients carry a loss scale; None when
+    that is not known.
     """
 
     id: int
@@ -39,6 +40,7 @@ class Owner:
     region_dtype: str | None = None
     weights: tuple[int, int] | None = None
     name: str = ""
+    scaled: bool | None = None
 
     def ran_in(self, dtype: str) -> None:
         """A forward with gradients ran in ``dtype``."""

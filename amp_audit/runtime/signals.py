@@ -212,6 +212,7 @@ class Signals:
                     self._teller.emit(Kind.UNSCALE, scaler=scaler, optimizer=optimizer, owners=owners)
             original(scaler, optimizer)
             for owner in owners:
+                owner.scaled = False
                 owner.look()
 
         return unscale_

@@ -121,7 +121,7 @@ class Teller:
         if strange:
             self.emit(Kind.GRAD_WRITE, owners=strange)
             for owner in strange:
-                owner.holding = True
+                owner.holding, owner.scaled = True, None
                 owner.look()
 
 

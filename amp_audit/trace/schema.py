@@ -137,7 +137,8 @@ class Number:
     nonfinite         first op whose finite inputs gave inf or NaN: inf, nan, elements, input_max
     lost_updates      per parameter: elements, updates (nonzero update), lost (of these, weight unchanged)
     scale             per scaler (``subject``): before, after, skipped (0 or 1)
-    clip              per call: norm as seen by the call, max_norm, and the loss scale in force
+    clip              per call: norm as seen by the call, max_norm, and the loss scale in force; where it is known of
+                      all gradients whether they carry that, their 2-norm ``unscaled``
     loss              per backward of one scalar: value without the loss scale (null when not finite), and the scale
     grad_norm         per optimizer that steps (``subject``): norm of its gradients without the loss scale, and the
                       scale they carried

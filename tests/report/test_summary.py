@@ -195,3 +195,34 @@ def test_a_dry_run_tells_no_values() -> None:
     real = samples.trace()
     real.steps[0].numbers.append(Number("loss", values={"value": 0.5}))
     assert summarize([real]).scales and [each.name for each in summarize([real]).health] == ["loss"]
+
+
+def loss(line: int, value: float | None) -> Number:
+    return Number("loss", Place("/work/train.py", line), values={"value": value})
+
+
+def test_a_step_has_the_loss_of_all_its_backward_passes() -> None:
+    trace = samples.trace()
+    for record, values in zip(trace.steps, ([1.0, 2.0], [0.5, 0.25], [0.125, None])):
+        record.numbers += [loss(7, value) for value in values]
+    (one,) = (each for each in summarize([trace]).health if each.name.startswith("loss"))
+    assert one.name == "loss, summed over the 2 backward passes of a step"
+    assert (one.first, one.last, one.largest, one.nonfinite) == (3.0, 0.75, 3.0, (3,))
+
+
+def test_losses_of_two_models_are_told_apart() -> None:
+    trace = samples.trace()
+    for record in trace.steps:
+        record.numbers += [loss(7, 1.0), loss(9, 20.0)]
+    found = {each.name: each.last for each in summarize([trace]).health}
+    assert found == {"loss of line 7": 1.0, "loss of line 9": 20.0}
+
+
+def test_norms_before_and_after_clipping_have_names_of_their_own() -> None:
+    trace = samples.trace()
+    trace.steps[0].numbers += [
+        Number("clip", values={"norm": 640.0, "scale": 64.0, "unscaled": 10.0}),
+        Number("grad_norm", subject="SGD", values={"norm": 1.0, "scale": 1.0}),
+    ]
+    found = {each.name: each.first for each in summarize([trace]).health}
+    assert found == {"gradient norm before clipping": 10.0, "gradient norm at the step": 1.0}

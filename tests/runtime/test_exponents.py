@@ -291,6 +291,36 @@ def test_loss_and_gradient_norm_are_the_true_ones(unscale: bool, tmp_path: Path)
     assert {n.values["scale"] for n in norms} == {1.0 if unscale else 4096.0}
 
 
+@pytest.mark.parametrize("unscale", [True, False, None])
+def test_the_norm_before_clipping_is_the_true_one(unscale: bool | None, tmp_path: Path) -> None:
+    """None: without a scaler. Without ``unscale_`` what is clipped carries the scale, and what is told does not."""
+    seen: list[float] = []
+
+    def train() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=unscale is not None)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(2):
+                scaler.scale(model(torch.randn(4, 8)).square().mean() / 2).backward()
+            factor = 1.0 if unscale is None else 256.0
+            seen.append(float(torch.cat([p.grad.flatten() for p in model.parameters()]).norm()) / factor)  # type: ignore[union-attr]
+            if unscale:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01, norm_type=1.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+    trace = recorded(train, tmp_path)
+    assert notes(trace) == []
+    found = [number.values.get("unscaled") for number in numbers(trace, "clip")]
+    assert found[::2] == pytest.approx(seen, rel=1e-5)
+    assert found[1::2] == [None] * 3
+
+
 def test_headroom_is_that_of_the_largest_activation(tmp_path: Path) -> None:
     def train() -> None:
         torch.manual_seed(0)
