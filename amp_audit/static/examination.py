@@ -13,6 +13,7 @@ from amp_audit.rulebook import Rulebook
 from amp_audit.static import dtypes
 from amp_audit.static.binding.project import Project
 from amp_audit.static.cache import Entry
+from amp_audit.static.expected import unexpected
 from amp_audit.static.findings import File, present, settle, unreadable
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source.layout import Layout
@@ -144,7 +145,7 @@ class _Outcome:
             except Exception:
                 self.failed.add(f"{self.selection.root} ({name})")
                 self.notes.append(_internal(name, self.selection.root))
-        return settle(found)
+        return [*unexpected(settle(found), project)]
 
 
 @dataclass(slots=True)

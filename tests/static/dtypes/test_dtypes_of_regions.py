@@ -135,3 +135,22 @@ def train(model, loader, optimizer, scaler, args, loss):
 def test_a_cast_and_a_region_that_one_setting_chooses(autocast: str, dtype: str) -> None:
     source = CHOSEN_APART.format(autocast=autocast, dtype=dtype)
     check(main=source.replace("autocast():", "autocast():  # AMP306") if dtype == "torch.bfloat16" else source)
+
+
+def test_attention_is_asked_about_its_query_key_and_value() -> None:
+    """With weights of their own for each, what stands for those of all may be any tensor."""
+    source = """
+        import torch
+        import torch.nn.functional as F
+
+        @torch.inference_mode()
+        def attend(q, k, weights):
+            q, k = q.half(), k.ONE()
+            return F.multi_head_attention_forward(
+                q, k, k, 8, 2, torch.empty([0]), weights.bias, None, None, False, 0.0, weights.out, weights.out_bias,
+                use_separate_proj_weight=True, q_proj_weight=weights.q,
+            )
+    """
+    check(main=source.replace("ONE", "half"))
+    marked = source.replace("ONE", "float").replace("forward(\n", "forward(  # AMP310\n")
+    check(main=marked)
