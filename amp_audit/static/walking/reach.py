@@ -76,9 +76,10 @@ class _Node:
     cls: ClassRef | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Kind:
-    """A class: the classes it has its members from, and its members by name."""
+    """A class: the classes it has its members from, and its members by name. One for each class: it is compared by its
+    identity, which takes a tenth of the time."""
 
     above: tuple[ClassRef, ...]
     members: dict[str, list[_Node | ClassRef]]
@@ -93,7 +94,7 @@ class _Met:
     means: int = 0
     waiting: list[_Node] = field(default_factory=list)
     nodes: set[_Node] = field(default_factory=set)
-    classes: set[ClassRef] = field(default_factory=set)
+    classes: set[_Kind] = field(default_factory=set)
     names: set[str] = field(default_factory=lambda: set(_RUN))
     hazardous: bool = False
     own: dict[ClassRef, set[str]] = field(default_factory=dict)
@@ -131,10 +132,10 @@ class Reach:
         self._homes: dict[int, tuple[ir.Module, ClassRef | None]] = {}
         self._nodes: dict[object, _Node] = {}
         self._kinds: dict[ClassRef, _Kind] = {}
-        self._having: dict[str, list[ClassRef]] = {}
+        self._having: dict[str, list[_Kind]] = {}
         """The classes that have a member of a name, of those met so far."""
         self._judged: dict[int, bool] = {}
-        self._alarms: dict[_Node, ClassRef | None] = {}
+        self._alarms: dict[_Node, _Kind | None] = {}
         """Functions that come to a hazard by themselves, with the class of the object they are called on."""
         self._ends: dict[Hashable, tuple[Means, frozenset[str]]] = {}
         for module in project.modules.values():
@@ -168,7 +169,7 @@ class Reach:
         if met.hazardous and len(starts) == 1:
             module, function, cls = starts[0]
             if function is not None and self._own_code(module) in met.waiting:  # it took nothing of the module's own
-                self._alarms[self._function(function)] = cls
+                self._alarms[self._function(function)] = self._kind(cls) if cls is not None else None
         return met.hazardous
 
     def may_come_to(self, start: Start) -> tuple[Means, frozenset[str]]:
@@ -200,8 +201,8 @@ class Reach:
         return met
 
     def _alarmed(self, node: _Node, met: _Met) -> bool:
-        cls = self._alarms.get(node, _NO_ALARM)
-        return cls is None or cls in met.classes
+        kind = self._alarms.get(node, _NO_ALARM)
+        return kind is None or kind in met.classes
 
     def _hazardous(self, means: int) -> bool:
         found = self._judged.get(means)
@@ -217,9 +218,9 @@ class Reach:
             self._find(cls, met)
         for name in node.names - met.names:
             met.names.add(name)
-            for cls in self._having.get(name, ()):
-                if cls in met.classes:
-                    self._find_members(self._kinds[cls], (name,), met)
+            for kind in self._having.get(name, ()):
+                if kind in met.classes:
+                    self._find_members(kind, (name,), met)
         if node.own and node.cls is not None:
             known = met.own.setdefault(node.cls, set())
             fresh = node.own - known
@@ -231,9 +232,10 @@ class Reach:
         """Some code may run; or an object of a class may be there: what is asked of unknown objects may be its own."""
         if isinstance(found, _Node):
             met.add(found)
-        elif found not in met.classes:
-            met.classes.add(found)
-            kind = self._kind(found)
+            return
+        kind = self._kind(found)
+        if kind not in met.classes:
+            met.classes.add(kind)
             asked = kind.members.keys() & met.names
             for above in kind.above:
                 met.below.setdefault(above, []).append(kind)
@@ -265,7 +267,7 @@ class Reach:
                     if isinstance(inner, ir.Class):
                         found.members.setdefault(inner.name, []).append(ClassRef(owner.module, inner))
             for name in found.members:
-                self._having.setdefault(name, []).append(ref)
+                self._having.setdefault(name, []).append(found)
         return found
 
     def _function(self, function: ir.Function) -> _Node:
@@ -439,6 +441,11 @@ def _deep(expression: ir.Expr) -> list[ir.Expr]:
     while waiting:
         part = waiting.pop()
         found.append(part)
+        if isinstance(part, (ir.Name, ir.Const)):
+            continue  # most are leaves
+        if isinstance(part, ir.Attr):
+            waiting.append(part.base)
+            continue
         if isinstance(part, ir.Lambda):
             found += _parts(part.function.body)
         if (
