@@ -53,7 +53,7 @@ class Live:
 
     def made(self, out: Any) -> None:
         """An operator of the step has returned."""
-        if not self._deep:
+        if not self._deep or self._scene.parallel:
             return
         memory = self._memory
         if memory is None:

@@ -117,6 +117,10 @@ class Scene(Protocol):
     before_backward: list[Listener]
 
     @property
+    def parallel(self) -> bool:
+        """Whether several threads train at once: what is not the calling thread's own may change at any moment."""
+
+    @property
     def current_scale(self) -> Any:
         """The loss scale in force, a tensor; None when nothing was scaled yet."""
 

@@ -93,6 +93,11 @@ class Signals:
                 part.finish()
 
     @property
+    def parallel(self) -> bool:
+        """Whether several threads train at once."""
+        return self._teller.parallel
+
+    @property
     def current_scale(self) -> torch.Tensor | None:
         """The live scale of the scaler that scaled last, float32 with one element."""
         return self._teller.current_scale
