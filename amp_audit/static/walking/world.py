@@ -351,16 +351,22 @@ def simplified(cases: set[Case]) -> tuple[Case, ...]:
     while pair := next(_opposed(cases), None):
         case, item = pair
         cases = (cases - {case, (case - {item}) | {(item[0], not item[1])}}) | {case - {item}}
-    return tuple(cases) if len(cases) <= MAX_CASES and frozenset() not in cases else ()
+    return _ordered(cases) if len(cases) <= MAX_CASES and frozenset() not in cases else ()
 
 
 def _opposed(cases: set[Case]) -> Iterator[tuple[Case, tuple[str, bool]]]:
-    """A case, and a condition in it whose other side stands in an otherwise equal one, which is as long."""
+    """A case, and a condition in it whose other side stands in an otherwise equal one, which is as long. In which order
+    they are taken decides what is left, and is the same in every process.
+    """
     sizes = Counter(map(len, cases))
-    for case in cases:
-        for item in case if sizes[len(case)] > 1 else ():
+    for case in _ordered(case for case in cases if sizes[len(case)] > 1):
+        for item in sorted(case):
             if (case - {item}) | {(item[0], not item[1])} in cases:
                 yield case, item
+
+
+def _ordered(cases: Iterable[Case]) -> tuple[Case, ...]:
+    return tuple(sorted(cases, key=sorted))
 
 
 def settle_volatile(worlds: list[World], before: frozenset[str]) -> list[World]:
