@@ -10,9 +10,7 @@ from amp_audit.state import State, get
 from amp_audit.static.binding.project import External
 from amp_audit.static.walking.lineage import REPLICATED, with_children
 from amp_audit.static.walking.values import Func, Instance, Literal, Method, Symbol, Value, key_of, label
-from amp_audit.static.walking.world import World
-
-MADE_OF = "#made_of"
+from amp_audit.static.walking.world import MADE_OF, World
 
 _PARTIAL = frozenset({Kind.ZERO_GRAD, Kind.UNSCALE, Kind.STEP})
 _CONCERNING = _PARTIAL | {Kind.BACKWARD}

@@ -186,8 +186,9 @@ class Library(Methods):
             return [(External(name), world)]
         if builds_model(name):
             built = Instance(world.identity(node.at), None, True)
-            for number, part in enumerate(item for value in args for item in inside(value) if _is_part(item)):
-                world.put(built.id, f"[{number}]", part)
+            parts = tuple(item for value in args for item in inside(value) if _is_part(item))
+            if parts and any(_hands_on(argument.value) for argument in node.args):
+                world.put(built.id, "[]", Items(parts))
             return [(built, world)]
         return [(self.result(External(name), node, args, named, world), world)]
 
@@ -336,6 +337,14 @@ def builds_optimizer(name: str) -> bool:
 def _is_part(value: Value) -> bool:
     """Whether it is a model, which another one that is built with it holds: ``nn.ModuleDict({"net": net})``."""
     return isinstance(value, Instance) and value.model
+
+
+def _hands_on(node: ir.Expr) -> bool:
+    """Whether something that has a name elsewhere goes into a container, and not only what is built in the call."""
+    if isinstance(node, (ir.Sequence, ir.Mapping)):
+        inner = node.items if isinstance(node, ir.Sequence) else [value for _, value in node.items]
+        return any(map(_hands_on, inner))
+    return isinstance(node, (ir.Name, ir.Attr, ir.Starred, ir.Comprehension))
 
 
 def builds_model(name: str) -> bool:

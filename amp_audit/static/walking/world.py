@@ -45,6 +45,8 @@ K = TypeVar("K")
 Place = tuple[str, int]
 """A module's path and an ordinal in it."""
 
+MADE_OF = "#made_of"
+"""The attribute that says what a value was made of. No path depends on it."""
 MAX_CASES = 8
 Case = frozenset[tuple[str, bool]]
 """Conditions that were decided together."""
@@ -499,11 +501,11 @@ def _lives(key: Hashable, live: frozenset[str], path: str | None) -> bool:
 
 
 def _tells(key: Hashable, value: Value, deciding: frozenset[str] | None) -> bool:
-    if _is_data(value):
+    name = key[-1] if isinstance(key, tuple) else key
+    if _is_data(value) or name == MADE_OF:
         return False
     if deciding is None or not isinstance(value, (Literal, Condition)):
         return True
-    name = key[-1] if isinstance(key, tuple) else key
     return name in deciding or (isinstance(name, str) and name.startswith(("#", "[")))
 
 
