@@ -44,6 +44,7 @@ class Recording:
         self._modules.broken = lambda error: self._broken("module names", error)
         self._parts: list[Part] = []
         self._tracer: Tracer | None = None
+        self._entered = False
         self._guests: dict[int, Tracer] = {}
         self._regions: list[tuple[int | None, str, str | None]] = []
         self.compiled = Compiled(host, lambda: self.book.unobserved)
@@ -75,16 +76,19 @@ class Recording:
         """
         if self.active:
             return
+        if self._tracer is None or self._tracer.thread != threading.get_ident():
+            self._exit()
+            self._tracer = self._new_tracer()
         tracer = self._tracer
-        if tracer is None or tracer.thread != threading.get_ident():
-            tracer = self._tracer = self._new_tracer()
         admit_higher_order_operators()
+        self._drop_idle()
         if _depth():
             if _top() is not tracer:
                 self._host.note("operators were not recorded while a dispatch mode of the program was in force")
                 return
         else:
             tracer.__enter__()  # type: ignore[no-untyped-call]
+            self._entered = True
         self.active = True
         tracer.begin()
         self._modules.home = threading.get_ident()
@@ -104,10 +108,28 @@ class Recording:
             self.compiled.stop()
             for one in self.book.tracers:
                 one.off = True
+        self._exit()
+        self._drop_idle()
+
+    def _exit(self) -> None:
+        """Take the mode off again. One of the program's own that lies above keeps it there, idle.
+
+        The thread that entered it may be gone; one that is not keeps it, idle, until a recording stops on that thread.
+        But that there is a mode torch notes by process, and then compiles nothing.
+        """
         tracer = self._tracer
-        if tracer is not None and tracer.thread == threading.get_ident() and _depth() and _top() is tracer:
-            tracer.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        # Otherwise a mode of the program lies above: ours stays, idle, until this is called again.
+        if tracer is None or not self._entered:
+            return
+        if not _in_force(tracer):
+            torch._C._push_on_torch_dispatch_stack(tracer)
+        if _top() is tracer:
+            self._entered = False
+            tracer.__exit__(None, None, None)
+
+    def _drop_idle(self) -> None:
+        """Take off what recordings that ended on another thread left on this one."""
+        while _depth() and isinstance(_top(), Tracer) and not (_top() is self._tracer and self._entered):
+            torch._C._pop_torch_dispatch_stack(None)
 
     def step_begin(self, *, deep: bool) -> None:
         """A part of a recorded step begins."""
@@ -166,8 +188,9 @@ class Recording:
         self._patches.undo()
         while _depth() and isinstance(_top(), Tracer):
             torch._C._pop_torch_dispatch_stack(None)
+        self._exit()
         self.compiled.stop()
-        self._tracer = None
+        self._tracer, self._entered = None, False
         self._guests = {}
         self.book = Book(self.book.places, self._broken)
         self._parts = []
@@ -264,3 +287,8 @@ def _depth() -> int:
 
 def _top() -> Any:
     return torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)
+
+
+def _in_force(mode: Tracer) -> bool:
+    """Whether a mode is on the calling thread's stack."""
+    return any(torch._C._get_dispatch_stack_at(at) is mode for at in range(torch._C._len_torch_dispatch_stack()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,7 +39,7 @@ class Teller:
         self.before_backward: list[Listener] = []
         self.leave_regions: Callable[[], bool] = lambda: False
         self.parallel = False
-        self._trained: set[int] = set()
+        self._trained: dict[int, weakref.ref[threading.Thread]] = {}
         self._failed: set[str] = set()
 
     def on(self) -> bool:
@@ -52,15 +53,22 @@ class Teller:
     def trains(self) -> None:
         """The calling thread scales, goes backward or steps: from now on it is the one that trains."""
         here, before = threading.get_ident(), self.thread
+        if (here == before and self._trained) or torch._C._current_graph_task_id() != -1:
+            return  # a backward pass that steps does so in threads of autograd's own
+        thread = threading.current_thread()
         if here != before and not self.parallel:
-            again = here in self._trained and any(one.ident == before for one in threading.enumerate())
+            known = self._trained.get(here)
+            again = (
+                known is not None and known() is thread and any(one.ident == before for one in threading.enumerate())
+            )
             if self.leave_regions() or again:
-                self.parallel = True
-                self.host.note(
-                    "several threads train at once: the order of what they do was not followed from there on"
-                )
+                self._lose_order()
         self.thread = here
-        self._trained.add(here)
+        self._trained[here] = weakref.ref(thread)  # when it has ended, its number is given to another one
+
+    def _lose_order(self) -> None:
+        self.parallel = True
+        self.host.note("several threads train at once: the order of what they do was not followed from there on")
 
     def quiet(self, what: str) -> Quiet:
         """What fails in here is said once in the trace and never reaches the program."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from amp_audit import rulebook
 from amp_audit.model import Severity
@@ -338,6 +339,32 @@ def test_a_thread_that_trains_after_another_is_followed(tmp_path: Path) -> None:
 
     trace = recorded(run, tmp_path)
     assert notes(trace) == [] and len(named(events(trace), "step")) == len(named(events(trace), "backward")) == 6
+    assert not is_in_torch_dispatch_mode()  # although the thread in which it was entered is gone: nothing would compile
+
+
+def test_threads_by_turns_leave_no_mode_behind(tmp_path: Path) -> None:
+    """The first one lives on: what its recording left there goes when it is recorded again, and at the end."""
+    import threading
+
+    def train(steps: int) -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            loss_of(model, torch.bfloat16).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def run() -> None:
+        for _ in range(2):
+            train(2)
+            thread = threading.Thread(target=train, args=(2,))
+            thread.start()
+            thread.join()
+        train(2)
+
+    for sample in ("all", "2", "3"):
+        assert notes(recorded(run, tmp_path / sample, sample=sample)) == []
+        assert torch._C._len_torch_dispatch_stack() == 0 and not is_in_torch_dispatch_mode()
 
 
 def test_a_region_opened_inside_the_model(tmp_path: Path) -> None:
