@@ -124,7 +124,8 @@ class _Surveyor:
         self.modules = list(project.modules.values())
         self.heat = Heat(self.modules)
         self.watch: Watch[Place] = Watch(book, "static")
-        self.done = Survey()
+        programs = sum("GradScaler" in module.words for module in self.modules)
+        self.done = Survey(fuel=walk.PROJECT_FUEL + walk.SCALER_FUEL * programs)
         self.repeated: dict[str, set[Companions]] = {}
         for module in self.modules:
             for name, companions in repeated(module):

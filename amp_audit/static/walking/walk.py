@@ -41,6 +41,9 @@ FUEL = 12_000
 PROJECT_FUEL = 300_000
 """Statements walked for all entries of a project: about twenty seconds."""
 
+SCALER_FUEL = 8_000
+"""What each module that speaks of a GradScaler adds: a collection of training programs is one project, too."""
+
 LEAST_FUEL = 400
 """Statements that an entry gets even where the project has none left."""
 
