@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,19 @@ from amp_audit.runtime.teller import Teller
 from amp_audit.trace.schema import Number
 
 Call = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A backward that is about to run: the gradients as they are, and what its losses carry. It is to be short-lived.
+
+    ``kinds``: whether each loss carries a scale, None where that is not known; ``scaler``: whose it is.
+    """
+
+    gradients: Snapshot
+    kinds: tuple[bool | None, ...] = (None,)
+    scaler: int | None = None
+    detached: bool = False
 
 
 class Gradients:
@@ -41,33 +55,50 @@ class Gradients:
         """Nothing is left to tell."""
 
     def _backward(self, original: Call) -> Call:
+        passes = self._teller.passes
+
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            if not self._teller.on() or torch._C._current_graph_task_id() != -1:
+            if torch.compiler.is_dynamo_compiling():
+                original(tensors, grad_tensors, *args, **kwargs)
+                return
+            nested = not self._teller.on() or torch._C._current_graph_task_id() != -1
+            seen: _Seen | None = None
+            if nested:
                 self._begins(tensors, nested=True)
-                original(tensors, grad_tensors, *args, **kwargs)
-                return
-            self._teller.trains()
-            self._teller.backwards += 1
-            if self._teller.parallel:  # other threads' gradients change while they are looked at
-                original(tensors, grad_tensors, *args, **kwargs)
-                return
-            before: Snapshot | None = None
-            losses: tuple[tuple[bool | None, ...], int | None] = ((None,), None)
-            detached = False
-            # A constant factor kept for backward would reach a dispatch mode as a bare number.
-            with self._teller.quiet("backward"), torch._C._DisableTorchDispatch():
-                before = self._teller.owners.snapshot()
-                losses = _losses(tensors, grad_tensors)
-                detached = roots.detached(_tensors(tensors))
-            self._begins(tensors, nested=False)
-            with _whole():
-                original(tensors, grad_tensors, *args, **kwargs)
-            with self._teller.quiet("backward"):
-                self._note_loss(tensors, losses[0])
-                if before is not None:
-                    self._note_backward(before, *losses, detached)
+            else:
+                seen = self._before(tensors, grad_tensors)
+            outer = passes.mine()
+            try:
+                if passes.begin() and not nested:
+                    self._teller.lose_order()
+                with nullcontext() if nested else _whole():
+                    original(tensors, grad_tensors, *args, **kwargs)
+            finally:
+                passes.end(outer)
+            if seen is not None:
+                with self._teller.quiet("backward"):
+                    self._note_loss(tensors, seen.kinds)
+                    self._note_backward(seen)
 
         return backward
+
+    def _before(self, tensors: Any, grad_tensors: Any) -> _Seen | None:
+        """What is known before an outermost backward; None when several threads train."""
+        self._teller.trains()
+        self._teller.backwards += 1
+        if self._teller.parallel:
+            return None
+        seen: _Seen | None = None
+        # A constant factor kept for backward would reach a dispatch mode as a bare number.
+        with self._teller.quiet("backward"), torch._C._DisableTorchDispatch():
+            before = self._teller.passes.read(self._teller.owners.snapshot)
+            if before is None:
+                self._teller.lose_order()
+                return None
+            seen = _Seen(before)
+            seen = _Seen(before, *_losses(tensors, grad_tensors), roots.detached(_tensors(tensors)))
+        self._begins(tensors, nested=False)
+        return seen
 
     def _begins(self, tensors: Any, *, nested: bool) -> None:
         if self._teller.before_backward and self._teller.on():
@@ -91,28 +122,30 @@ class Gradients:
                 self._teller.queue.add(copy, functools.partial(_unscaled, values, name))
         self._teller.host.number(Number("loss", place=self._teller.host.places.here(), values=values))
 
-    def _note_backward(
-        self, before: Snapshot, kinds: tuple[bool | None, ...], scaler: int | None, detached: bool
-    ) -> None:
-        owners = reached(before)
+    def _note_backward(self, seen: _Seen) -> None:
+        owners = self._teller.passes.read(lambda: _changed(seen.gradients))
+        if owners is None:
+            self._teller.lose_order()
+            return
         place = self._teller.host.places.here()
         if not owners and len(self._teller.owners):
             # Gradients of tensors that no optimizer owns; of a leaf made on the way, where some were meant to come.
-            if detached:
-                self._teller.emit(Kind.BACKWARD, scaled=kinds[0], place=place, detached=True)
+            if seen.detached:
+                self._teller.emit(Kind.BACKWARD, scaled=seen.kinds[0], place=place, detached=True)
             return
-        emptied = [owner for owner, states in before if owner.holding and all(grad is None for _, grad, _ in states)]
+        emptied = [
+            owner for owner, states in seen.gradients if owner.holding and all(grad is None for _, grad, _ in states)
+        ]
         if emptied:  # p.grad = None, by hand
             self._teller.emit(Kind.ZERO_GRAD, owners=emptied, place=place)
-        for scaled in kinds:
+        for scaled in seen.kinds:
             row = self._teller.emit(Kind.BACKWARD, owners=owners, scaled=scaled, dtype=_dtype(owners), place=place)
-            row.scaler = scaler if scaled else None
+            row.scaler = seen.scaler if scaled else None
             if not owners:
                 row.owners = None
         for owner in owners:
             owner.holding, owner.used, owner.blank, owner.returned = True, False, False, True
-            owner.scaled = kinds[0] if len(kinds) == 1 else None
-            owner.look()
+            owner.scaled = seen.kinds[0] if len(seen.kinds) == 1 else None
 
     def _autograd_grad(self, original: Call) -> Call:
         def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -204,6 +237,14 @@ class Gradients:
 def _whole() -> AbstractContextManager[None]:
     """A backward pass is one call into C, within which no signal handler runs; watching its operators made it many."""
     return Deferred() if torch._C._len_torch_dispatch_stack() else nullcontext()
+
+
+def _changed(before: Snapshot) -> tuple[Owner, ...]:
+    """The owners that a backward has reached, each of which takes a look at what it left."""
+    owners = reached(before)
+    for owner in owners:
+        owner.look()
+    return owners
 
 
 def _put(values: dict[str, float | int | None], name: str, value: float) -> None:

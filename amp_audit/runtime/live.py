@@ -38,9 +38,13 @@ class Live:
         """A recorded step begins."""
         self._deep = deep
         self._memory = None
+        if deep and self._scene.parallel:
+            self._give_up()
 
     def step_end(self) -> None:
         """Tell what was there when it was most."""
+        if self._memory is not None and self._scene.parallel:
+            self._give_up()
         memory, self._memory, self._deep = self._memory, None, False
         if memory is None:
             return
@@ -57,14 +61,26 @@ class Live:
             return
         memory = self._memory
         if memory is None:
-            memory = self._memory = _Memory()
-            for tensor in self._standing():
-                memory.add(tensor)
+            memory = self._memory = self._scene.read(self._begin)
+            if memory is None:
+                self._give_up()
+                return
         if out.__class__ is torch.Tensor and out.layout is torch.strided:
             memory.add(out)
         else:
             for tensor in plain(out):
                 memory.add(tensor)
+
+    def _begin(self) -> _Memory:
+        memory = _Memory()
+        for tensor in self._standing():
+            memory.add(tensor)
+        return memory
+
+    def _give_up(self) -> None:
+        """Nothing is said of this step: while another thread goes backward nobody can look at what there is."""
+        self._deep, self._memory = False, None
+        self._host.unobserved("memory in use on deep steps beside another thread's training")
 
     def _standing(self) -> Iterator[torch.Tensor]:
         for tensor in self._owned():
@@ -74,7 +90,7 @@ class Live:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     yield from plain([parameter, parameter.grad])
-            for state in optimizer.state.values():
+            for state in list(optimizer.state.values()):  # its own thread may add to it
                 yield from plain(list(state.values()) if isinstance(state, dict) else None)
 
 

@@ -6,10 +6,12 @@ brings them together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from amp_audit.trace.schema import EventRow, Number, Place
+
+T = TypeVar("T")
 
 
 class CastKey(NamedTuple):
@@ -119,6 +121,9 @@ class Scene(Protocol):
     @property
     def parallel(self) -> bool:
         """Whether several threads train at once: what is not the calling thread's own may change at any moment."""
+
+    def read(self, look: Callable[[], T]) -> T | None:
+        """What ``look`` returns, which reads any gradients; None, uncalled, while another thread's backward runs."""
 
     @property
     def current_scale(self) -> Any:

@@ -71,8 +71,9 @@ class Regions:
             result = original(region)
             try:
                 if self._teller.mine():
-                    with self._teller.quiet("autocast"):
-                        self._note_enter(region)
+                    with self._teller.quiet("autocast"), self._teller.order:
+                        if self._teller.mine():  # another thread may have come to train meanwhile
+                            self._note_enter(region)
             except BaseException:  # a signal handler's: no one else would leave what ``with`` has not entered
                 region.__exit__(None, None, None)
                 raise
@@ -102,7 +103,7 @@ class Regions:
             finally:
                 self._leaving = False
             if self._teller.mine() and any(entered is region for _, entered, _ in self._stack):
-                with self._teller.quiet("autocast"):
+                with self._teller.quiet("autocast"), self._teller.order:
                     self._leave(region)
             return result
 

@@ -190,6 +190,7 @@ class Session:
             return
         with self._guard("forking"):
             self.recording.abandon()
+            self.signals.forked()
             self.places.modules.outermost = None
             if not self._over:
                 self.config = replace(self.config, main=False)

@@ -76,6 +76,10 @@ class Signals:
         self._handles = []
         self._teller.patches.undo()
 
+    def forked(self) -> None:
+        """In a forked child, where other threads are not."""
+        self._teller.forked()
+
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of an optimizer that was built before ``install``."""
         with self._teller.quiet("an optimizer"):
@@ -96,6 +100,10 @@ class Signals:
     def parallel(self) -> bool:
         """Whether several threads train at once."""
         return self._teller.parallel
+
+    def read(self, look: Callable[[], Any]) -> Any:
+        """What ``look`` returns, which reads any gradients; None, uncalled, while another thread's backward runs."""
+        return self._teller.passes.read(look)
 
     @property
     def current_scale(self) -> torch.Tensor | None:

@@ -13,9 +13,13 @@ from amp_audit.events import Kind
 from amp_audit.runtime.interrupts import from_program
 from amp_audit.runtime.owners import Owner, Owners, low_dtype
 from amp_audit.runtime.parts import Host, Listener
+from amp_audit.runtime.passes import Passes
 from amp_audit.runtime.patches import Patches
 from amp_audit.runtime.queue import Queue
 from amp_audit.trace.schema import EventRow, Place
+
+_BY_TRAINING = frozenset({Kind.SCALE, Kind.BACKWARD, Kind.STEP})
+"""What a thread does after it has said that it trains."""
 
 
 class Teller:
@@ -24,7 +28,9 @@ class Teller:
     ``current_scale`` is the live scale tensor of the scaler that scaled last; ``backwards`` counts the outermost ones.
     ``leave_regions``: tell that all regions are left that were entered; whether there were some. ``parallel``: several
     threads train at once. Nothing is told from then on: in the order of one thread the events of the other make no
-    sense, and which one is inside of which region is known to the threads alone.
+    sense, and which one is inside of which region is known to the threads alone. ``order``: held while it is
+    settled who trains, and while a region is entered or left, so that what one thread does is not told inside another
+    one's region. ``passes``: the backward passes that run.
     """
 
     def __init__(self, host: Host) -> None:
@@ -39,35 +45,45 @@ class Teller:
         self.before_backward: list[Listener] = []
         self.leave_regions: Callable[[], bool] = lambda: False
         self.parallel = False
+        self.passes = Passes()
+        self.order = threading.RLock()
         self._trained: dict[int, weakref.ref[threading.Thread]] = {}
         self._failed: set[str] = set()
 
     def on(self) -> bool:
         return not torch.compiler.is_compiling() and self.active
 
+    def forked(self) -> None:
+        """In a forked child: what threads hold that are not there is free."""
+        self.passes.forget()
+        self.order = threading.RLock()
+
     def mine(self) -> bool:
         """Whether to listen: on the thread that trains, and not while a backward re-runs a forward."""
         mine = self.on() and self.thread == threading.get_ident() and not self.parallel
-        return mine and torch._C._current_graph_task_id() == -1
+        return mine and not _in_pass()
 
     def trains(self) -> None:
         """The calling thread scales, goes backward or steps: from now on it is the one that trains."""
         here, before = threading.get_ident(), self.thread
-        if (here == before and self._trained) or torch._C._current_graph_task_id() != -1:
-            return  # a backward pass that steps does so in threads of autograd's own
+        if (here == before and self._trained) or _in_pass():
+            return  # what steps inside a pass does not train for itself
         thread = threading.current_thread()
-        if here != before and not self.parallel:
-            known = self._trained.get(here)
-            again = (
-                known is not None and known() is thread and any(one.ident == before for one in threading.enumerate())
-            )
-            if self.leave_regions() or again:
-                self._lose_order()
-        self.thread = here
+        with self.order:
+            if here != before and not self.parallel:
+                known = self._trained.get(here)
+                again = known is not None and known() is thread
+                if (again and any(one.ident == before for one in threading.enumerate())) or self.leave_regions():
+                    self.lose_order()
+            self.thread = here
         self._trained[here] = weakref.ref(thread)  # when it has ended, its number is given to another one
 
-    def _lose_order(self) -> None:
-        self.parallel = True
+    def lose_order(self) -> None:
+        """Several threads train at once."""
+        with self.order:
+            if not self.parallel:
+                self.leave_regions()
+                self.parallel = True
         self.host.note("several threads train at once: the order of what they do was not followed from there on")
 
     def quiet(self, what: str) -> Quiet:
@@ -100,8 +116,11 @@ class Teller:
             names=tuple(sorted({owner.name for owner in known if owner.name})),
             **fields,
         )
-        if not self.parallel:
-            self.host.event(row)
+        with self.order:
+            if kind in _BY_TRAINING and self.thread != threading.get_ident() and not _in_pass():
+                self.lose_order()  # another one has come to train since the calling thread said that it does
+            if not self.parallel:
+                self.host.event(row)
         return row
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
@@ -153,3 +172,8 @@ class Quiet:
             self._teller.failed(self._what, error)
             return True
         return False
+
+
+def _in_pass() -> bool:
+    """Whether a backward pass calls: it does so in threads of autograd's own, too."""
+    return bool(torch._C._current_graph_task_id() != -1)
