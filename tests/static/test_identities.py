@@ -574,3 +574,37 @@ for x in []:
 def test_what_a_property_or_a_container_gives_is_the_model_that_is_held(optimized: str) -> None:
     assert ids(WHOLE.format(optimized=optimized, unscale="self.scaler.unscale_(self.optimizer)")) == set()
     assert "AMP202" in ids(WHOLE.format(optimized=optimized, unscale="pass"))
+
+
+def test_what_two_dicts_hold_by_the_same_name_is_not_the_same() -> None:
+    """Dicts that a loop fills, or not: the schedules of agents are no optimizers of theirs."""
+    source = """
+    import torch
+
+    class Agent:
+        def __init__(self, uids, policies, cfg):
+            self.policies, self.cfg = policies, cfg
+            self.scaler = torch.amp.GradScaler("cuda", enabled=cfg.mixed_precision)
+            self.optimizers = {}
+            self.schedulers = {}
+            for uid in uids:
+                policy = policies[uid]
+                if policy is not None:
+                    self.optimizers[uid] = torch.optim.Adam(policy.parameters(), lr=cfg.lr)
+                    self.schedulers[uid] = cfg.scheduler[uid](self.optimizers[uid])
+
+        def update(self, uid, x):
+            policy = self.policies[uid]
+            for batch in x:
+                with torch.autocast("cuda", enabled=self.cfg.mixed_precision):
+                    loss = policy(batch).mean()
+                self.optimizers[uid].zero_grad()
+                self.scaler.scale(loss).backward()
+                self.scaler.unscale_(self.optimizers[uid])
+                self.scaler.step(self.optimizers[uid])
+                self.scaler.update()
+            if self.cfg.scheduler[uid]:
+                self.ADVANCED[uid].step()
+    """
+    assert ids(source.replace("ADVANCED", "schedulers")) == set()
+    assert "AMP203" in ids(source.replace("ADVANCED", "optimizers"))

@@ -553,6 +553,9 @@ def either(one: Value, two: Value) -> Value:
             ran=one.ran | two.ran,
             plain=one.plain and two.plain,
         )
+    if isinstance(one, Table) and isinstance(two, Table):
+        other = dict(two.items)
+        return Table(tuple((key, either(item, other[key])) for key, item in one.items if key in other), True)
     return Symbol(short(f"either({key_of(one)},{key_of(two)})"))
 
 
