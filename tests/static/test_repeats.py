@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from tests.static.pathing import found, rules
 from tests.static.walked import ids
 
 WRAPPER = """
@@ -148,3 +149,69 @@ def train(model, optimizer, scaler, loader):
 def test_a_scaler_with_methods_of_its_own_is_none_of_torch() -> None:
     assert ids(OWN_SCALING.format(check="scaler.check_overflow(1.0)")) == set()
     assert "AMP203" in ids(OWN_SCALING.format(check="pass"))
+
+
+REPEATED = """
+import torch
+from torch import nn
+
+class Trainer:
+    def __init__(self, args):
+        self.args = args
+
+    def fit_epoch(self, loader, model, optimizer):
+        scaler = torch.amp.GradScaler("cuda")
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda"):
+                loss = nn.functional.mse_loss(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "expected"),
+    [
+        ("for epoch in range(9): trainer.fit_epoch(loader, model, optimizer)", {"AMP214"}),
+        ("while True: trainer.fit_epoch(loader, model, optimizer)", {"AMP214"}),
+        ("trainer.fit_epoch(loader, model, optimizer)", set()),
+        (
+            "for fold in folds:\n    model, optimizer = build(fold)\n    trainer.fit_epoch(loader, model, optimizer)",
+            set(),
+        ),
+        ("for fold in folds:\n    trainer = build(fold)\n    trainer.fit_epoch(loader, model, optimizer)", set()),
+    ],
+)
+def test_what_a_loop_elsewhere_calls_on_something_out_of_sight(loop: str, expected: set[str]) -> None:
+    main = "from registry import build\ndef main(loader, model, optimizer, folds, name):\n    trainer = build(name)\n"
+    source = main + textwrap.indent(loop, "    ")
+    assert {rule for rule, _, _ in found(REPEATED, source, names=("other",))} == expected
+
+
+@pytest.mark.parametrize("loop", ["for x in loader: net.eval(); net.train()", "while True: net.train(True)"])
+def test_setting_a_model_to_training_repeats_no_method_of_that_name(loop: str) -> None:
+    source = REPEATED.replace("fit_epoch(self, loader", "train(self, loader")
+    assert rules(source + f"\ndef prepare(net, loader):\n    {loop}\n") == set()
+    assert rules(source + "\ndef run(trainer):\n    while True: trainer.train(loader, model, optimizer)\n") == {
+        "AMP214"
+    }
+
+
+def test_a_function_repeats_for_no_method_of_its_name() -> None:
+    source = """
+import torch
+from torch import nn
+
+def update(loader, model, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+    assert rules(source) == set()
