@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# What these assert for tests that have no assert of their own is explained like theirs.
+pytest.register_assert_rewrite("tests.static.dtypes.judging")
+
 # torchrun's own way of having an option set: each launch finds a free port, so that tests do not meet at one.
 os.environ["PET_STANDALONE"] = "1"
 

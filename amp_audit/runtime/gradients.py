@@ -95,7 +95,7 @@ class Gradients:
             if before is None:
                 self._teller.lose_order()
                 return None
-            seen = _Seen(before)
+            seen = _Seen(before)  # what the losses are may not be told; the gradients are looked at all the same
             seen = _Seen(before, *_losses(tensors, grad_tensors), roots.detached(_tensors(tensors)))
         self._begins(tensors, nested=False)
         return seen

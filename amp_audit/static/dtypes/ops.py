@@ -93,9 +93,7 @@ class Operations(abc.ABC):
         self.libraries: dict[Hashable, str] = {}  # what an object of unknown kind was made by
         self.pending: dict[Training, None] = {}
         self.muted = 0
-        self.guessing = (
-            False  # whether the models of the project are run in a region that they are only taken to run in
-        )
+        self.guessing = False  # whether models are run in a region that they are only taken to run in
         self.path = ""
 
     @property

@@ -15,10 +15,11 @@ from amp_audit.static.source.names import is_scheduler
 from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.ducks import is_average
 from amp_audit.static.walking.effects import Effects
-from amp_audit.static.walking.evaluate import Evaluator, Results, fresh
+from amp_audit.static.walking.evaluate import Evaluator, Results
 from amp_audit.static.walking.evaluate import named as called
 from amp_audit.static.walking.flow import Flow
 from amp_audit.static.walking.hot import Heat
+from amp_audit.static.walking.unknowns import fresh
 from amp_audit.static.walking.values import (
     NONE,
     Func,

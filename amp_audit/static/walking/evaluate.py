@@ -23,6 +23,7 @@ from amp_audit.static.walking.helpers import schedules_at
 from amp_audit.static.walking.hot import Heat, dotted
 from amp_audit.static.walking.kinship import concerned_in_part, is_wrapped
 from amp_audit.static.walking.lineage import thaw
+from amp_audit.static.walking.unknowns import counter, fresh, setting
 from amp_audit.static.walking.values import (
     GRADIENT,
     NONE,
@@ -557,25 +558,6 @@ def _stage_test(op: str, left: Value, right: Value, world: World) -> Value | Non
 def _trained(world: World) -> bool:
     """Whether a backward has left gradients: code that asks whether there are any finds them, then."""
     return any(held.value not in ("none", "unknown") for _, held in world.state.owners)
-
-
-def counter(key: str, number: int, world: World) -> Symbol:
-    """A loop counter from 0. It is decided whether it is 0, all else about it is open."""
-    symbol = Symbol(short(f"{key}[{number}]"), "", True)
-    world.decide(Condition(symbol.key, volatile=True), number > 0)
-    world.decide(Condition(f"{symbol.key} == 0", volatile=True), number == 0)
-    world.decide(Condition(f"{symbol.key} > 0", volatile=True), number > 0)
-    world.decide(Condition(f"{symbol.key} >= 1", volatile=True), number > 0)
-    return symbol
-
-
-def setting(value: Value, key: str, name: str) -> Value:
-    """A constant that is off (False, None) is a switch that somebody turns on: both sides of it are looked at."""
-    return Symbol(key, name) if value in (Literal.of(False), NONE) else value
-
-
-def fresh(node: ir.Expr, world: World) -> Symbol:
-    return Symbol(f"{tag(world.frame.module.path)}:{node.at}", volatile=True)
 
 
 def _static(function: ir.Function) -> bool:

@@ -1,0 +1,26 @@
+"""Symbols for what the code leaves open: a counter, a switch, an expression that is not followed."""
+
+from __future__ import annotations
+
+from amp_audit.static.source import ir
+from amp_audit.static.walking.values import NONE, Condition, Literal, Symbol, Value, short, tag
+from amp_audit.static.walking.world import World
+
+
+def counter(key: str, number: int, world: World) -> Symbol:
+    """A loop counter from 0. It is decided whether it is 0, all else about it is open."""
+    symbol = Symbol(short(f"{key}[{number}]"), "", True)
+    world.decide(Condition(symbol.key, volatile=True), number > 0)
+    world.decide(Condition(f"{symbol.key} == 0", volatile=True), number == 0)
+    world.decide(Condition(f"{symbol.key} > 0", volatile=True), number > 0)
+    world.decide(Condition(f"{symbol.key} >= 1", volatile=True), number > 0)
+    return symbol
+
+
+def setting(value: Value, key: str, name: str) -> Value:
+    """A constant that is off (False, None) is a switch that somebody turns on: both sides of it are looked at."""
+    return Symbol(key, name) if value in (Literal.of(False), NONE) else value
+
+
+def fresh(node: ir.Expr, world: World) -> Symbol:
+    return Symbol(f"{tag(world.frame.module.path)}:{node.at}", volatile=True)
