@@ -33,6 +33,17 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
+def train_alone(steps: int, kind: Callable[..., torch.optim.Optimizer]) -> None:
+    """A model of its own, trained in a bfloat16 region."""
+    model = net()
+    optimizer = kind(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        loss = loss_of(model, torch.bfloat16)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def loss_of(model: nn.Module, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     with torch.autocast("cpu", dtype=dtype):
         return model(torch.randn(4, 8)).float().square().mean()
@@ -295,18 +306,8 @@ def test_threads_that_train_at_once_are_not_taken_for_one(amp: bool, tmp_path: P
 def test_threads_that_train_at_once_leave_a_trace_that_can_be_read(tmp_path: Path) -> None:
     import threading
 
-    def train() -> None:
-        model = net()
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(8):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = model(torch.randn(4, 8)).float().square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
     def run() -> None:
-        threads = [threading.Thread(target=train) for _ in range(3)]
+        threads = [threading.Thread(target=train_alone, args=(8, torch.optim.AdamW)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -320,22 +321,12 @@ def test_threads_that_train_at_once_leave_a_trace_that_can_be_read(tmp_path: Pat
 def test_a_thread_that_trains_after_another_is_followed(tmp_path: Path) -> None:
     import threading
 
-    def train() -> None:
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(2):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = model(torch.randn(4, 8)).float().square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
     def run() -> None:
         for _ in range(2):
-            thread = threading.Thread(target=train)
+            thread = threading.Thread(target=train_alone, args=(2, torch.optim.SGD))
             thread.start()
             thread.join()
-        train()
+        train_alone(2, torch.optim.SGD)
 
     trace = recorded(run, tmp_path)
     assert notes(trace) == [] and len(named(events(trace), "step")) == len(named(events(trace), "backward")) == 6
@@ -346,21 +337,13 @@ def test_threads_by_turns_leave_no_mode_behind(tmp_path: Path) -> None:
     """The first one lives on: what its recording left there goes when it is recorded again, and at the end."""
     import threading
 
-    def train(steps: int) -> None:
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(steps):
-            loss_of(model, torch.bfloat16).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
     def run() -> None:
         for _ in range(2):
-            train(2)
-            thread = threading.Thread(target=train, args=(2,))
+            train_alone(2, torch.optim.SGD)
+            thread = threading.Thread(target=train_alone, args=(2, torch.optim.SGD))
             thread.start()
             thread.join()
-        train(2)
+        train_alone(2, torch.optim.SGD)
 
     for sample in ("all", "2", "3"):
         assert notes(recorded(run, tmp_path / sample, sample=sample)) == []

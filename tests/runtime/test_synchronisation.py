@@ -25,6 +25,7 @@ from amp_audit.runtime.origins import measured
 from amp_audit.runtime.patches import _UNSEEN
 from amp_audit.runtime.queue import at_once
 from amp_audit.runtime.session import Session
+from amp_audit.trace.reader import Trace
 from tests.runtime import programs
 from tests.runtime.recording import every_step_deep, recorded
 
@@ -183,16 +184,20 @@ PROGRAMS = {
 }
 
 
+def watched(program: Callable[[], None], deep: bool, folder: Path) -> Trace:
+    """The recording of a program, all of whose steps are deep, or none."""
+    if not deep:
+        return recorded(program, folder, deep="none")
+    with every_step_deep():
+        return recorded(program, folder)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("deep", [False, True])
 def test_no_step_waits_for_the_device(name: str, deep: bool, tmp_path: Path) -> None:
     program, counters = PROGRAMS[name]
     with waits() as found:
-        if deep:
-            with every_step_deep():
-                trace = recorded(program, tmp_path)
-        else:
-            trace = recorded(program, tmp_path, deep="none")
+        trace = watched(program, deep, tmp_path)
     assert len(trace.steps) >= 4 and all(step.recorded and step.deep is deep for step in trace.steps)
     assert not [note for step in trace.steps for note in step.notes]
     found.pop("queue.py:at_once", None)  # which asks only tensors that lie on the CPU
@@ -260,11 +265,7 @@ def test_inside_a_cuda_graph_nothing_is_run_and_nothing_is_read(
     with Nothing():  # under any mode some operators go another way
         program()
     with waits() as found:
-        if deep:
-            with every_step_deep():
-                trace = recorded(program, tmp_path)
-        else:
-            trace = recorded(program, tmp_path, deep="none")
+        trace = watched(program, deep, tmp_path)
     plain, seen = captured[:2], captured[2:]
     assert [one - other for one, other in zip(seen, plain, strict=True)] == [Counter(), Counter()]
     found.pop("queue.py:at_once", None)
