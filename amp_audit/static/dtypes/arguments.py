@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from amp_audit import policy
 from amp_audit.static.binding.project import External
@@ -197,6 +198,28 @@ def info_attribute(info: Info, name: str) -> Value:
     return Const.of(known[name]()) if name in known else NUMBER
 
 
+_PYTHON: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "**": lambda a, b: a**b if abs(b) <= 1024 and abs(a) <= 1e6 else None,
+}
+
+
+def computed(op: str, left: Const, right: Const) -> Value:
+    """The result of an operator of Python on two numbers."""
+    if left.number is None or right.number is None or op not in _PYTHON:
+        return NOTHING if left.number is None else NUMBER
+    try:
+        value = _PYTHON[op](left.value, right.value)
+    except (ArithmeticError, TypeError, ValueError):
+        return NUMBER
+    return Const.of(value, left.assumed or right.assumed) if isinstance(value, (int, float)) else NUMBER
+
+
 def math_result(name: str, args: Sequence[Value]) -> Value:
     numbers = [arg.number for arg in args if isinstance(arg, Const)]
     function = getattr(math, name, None)
@@ -213,12 +236,15 @@ def new_tensor(args: Sequence[Value], named: Named) -> Value:
     told = told_dtype(named)
     one = args[0] if args else NOTHING
     number = one if isinstance(one, Const) and one.number is not None else None
-    if told is not None:
-        return Tensor(told.dtypes, assumed=told.assumed, scalar=isinstance(one, Const), filled=number)
     literals = [*flat(one)] if args else []
+    listed = isinstance(one, Items) and all(isinstance(value, Const) for value in literals)
+    if told is not None:
+        scalar = isinstance(one, Const)
+        return Tensor(told.dtypes, assumed=told.assumed, scalar=scalar, filled=number, table=listed)
     if literals and all(isinstance(value, Const) for value in literals):
         floats = any(isinstance(value.value, float) for value in literals if isinstance(value, Const))
-        return Tensor(FLOAT32 if floats else frozenset({"int"}), scalar=isinstance(one, Const), filled=number)
+        dtypes = FLOAT32 if floats else frozenset({"int"})
+        return Tensor(dtypes, scalar=isinstance(one, Const), filled=number, table=listed)
     return one if isinstance(one, Tensor) else Tensor()
 
 

@@ -50,7 +50,9 @@ _NO_REGION = Region("cuda", frozenset({"float16"}), enabled=False)
 
 
 class Calls(Evaluation):
-    """Follows calls. ``visited`` are the functions that were run in a live region."""
+    """Follows calls. ``visited`` are the functions that were run in a live region, ``cast_by_hand`` those of models
+    that were cast to low precision.
+    """
 
     def __init__(self, code: project.Project) -> None:
         super().__init__(code)
@@ -73,7 +75,9 @@ class Calls(Evaluation):
         ):
             self._grow(node.func.base, callee.name, args)
             return NOTHING
-        return self.call_value(callee, args, named, node.at)
+        value = self.call_value(callee, args, named, node.at)
+        untold = any(arg.star == "**" for arg in node.args) and "dtype" not in named
+        return replace(value, table=False) if untold and isinstance(value, Tensor) and value.table else value
 
     def _callee(self, node: ir.Expr) -> Value:
         if not isinstance(node, ir.Attr):
@@ -150,16 +154,23 @@ class Calls(Evaluation):
                 self.heap.setdefault(func.base.bound.id, {})["<parts>"] = Items(tuple(args))
             return NOTHING
         if isinstance(func.base, Object):
-            if func.name == "register_buffer" and len(args) > 1 and isinstance(args[0], Const):
-                self.heap.setdefault(func.base.id, {})[str(args[0].value)] = args[1]
-                if isinstance(args[1], Tensor):
-                    self.buffers.setdefault(func.base.id, {})[str(args[0].value)] = args[1]
+            if func.name == "register_buffer":
+                self._register(func.base, args, named)
             if func.name == "__call__":
                 return self._call_object(func.base, args, named, at)
             if func.name in ("half", "float", "bfloat16", "to", "double") or self.is_module(func.base.cls):
                 return self.method(func.base, func.name, args, named, at)
             return NOTHING
         return self.method(func.base, func.name, args, named, at)
+
+    def _register(self, model: Object, args: Sequence[Value], named: Named) -> None:
+        """``register_buffer(name, tensor)``."""
+        given = {**dict(zip(("name", "tensor"), args)), **named}
+        name, tensor = given.get("name"), given.get("tensor")
+        if isinstance(name, Const) and tensor is not None:
+            self.heap.setdefault(model.id, {})[str(name.value)] = tensor
+            if isinstance(tensor, Tensor):
+                self.buffers.setdefault(model.id, {})[str(name.value)] = tensor
 
     def _call_external(self, dotted: str, args: Sequence[Value], named: Named, at: int) -> Value:
         if not dotted.startswith("builtins."):
@@ -318,9 +329,8 @@ class Calls(Evaluation):
         function = func.function
         place = (func.module.path, function.at)
         outer: Mapping[str, Value] = func.env if func.env is not None else {}
-        frame = Frame(
-            func.module, env, outer, func.cls, func.bound, function.name in ("__init__", "setup", "__post_init__")
-        )
+        setup = function.name in ("__init__", "setup", "__post_init__")
+        frame = Frame(func.module, env, outer, func.cls, func.bound, setup, self.guards)
         self.sites.append((self.path, at) if at else None)
         self.active.append(place)
         path, self.path = self.path, func.module.path
@@ -328,6 +338,8 @@ class Calls(Evaluation):
             with self.inside_of(region, function.at):
                 if self.live:
                     self.visited.add(place)
+                if self.weights and self.weights[-1] <= HALVES:
+                    self.cast_by_hand.add(place)
                 self.in_frame(frame, function.body)
         finally:
             self.path = path

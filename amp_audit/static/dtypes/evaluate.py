@@ -12,7 +12,7 @@ from amp_audit import policy
 from amp_audit.records import replace
 from amp_audit.static.binding import project
 from amp_audit.static.binding.fields import Fields
-from amp_audit.static.dtypes.arguments import Named, dtype_of, info_attribute, torch_dtype
+from amp_audit.static.dtypes.arguments import Named, computed, dtype_of, info_attribute, torch_dtype
 from amp_audit.static.dtypes.models import Models
 from amp_audit.static.dtypes.values import (
     ANY,
@@ -45,6 +45,7 @@ from amp_audit.static.dtypes.values import (
     options,
     part_of,
 )
+from amp_audit.static.dtypes.widening import keeps_dimensions
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import dotted_text, root_name
 
@@ -60,15 +61,6 @@ ARITHMETIC = {
     "**": "pow",
     "@": "matmul",
 }
-_PYTHON: Mapping[str, Callable[[Any, Any], Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "//": lambda a, b: a // b,
-    "%": lambda a, b: a % b,
-    "**": lambda a, b: a**b if abs(b) <= 1024 and abs(a) <= 1e6 else None,
-}
 OPTIONS = frozenset({"args", "cfg", "config", "conf", "opt", "opts", "hparams", "flags", "options", "hps", "hp"})
 _NEVER_EAGER = frozenset({"torch.jit.is_scripting", "torch.jit.is_tracing", "torch.onnx.is_in_onnx_export"})
 """What is false while a program trains."""
@@ -77,7 +69,9 @@ _TENSOR_WORDS = ("shape", "ndim", "nbytes", "itemsize")
 
 @dataclass(slots=True)
 class Frame:
-    """One call in progress. ``outer`` are the names of the functions around; ``top`` marks a module's own code."""
+    """One call in progress. ``outer`` are the names of the functions around; ``setup``: an object is made; ``guards``:
+    the unknown conditions around the call.
+    """
 
     module: ir.Module
     env: dict[str, Value]
@@ -85,6 +79,7 @@ class Frame:
     cls: project.ClassRef | None = None
     bound: Value | None = None
     setup: bool = False
+    guards: int = 0
     returns: list[Value] = field(default_factory=list)
     yields: list[Value] = field(default_factory=list)
 
@@ -100,6 +95,7 @@ class Evaluation(Models):
         self.modules: dict[str, dict[str, Value]] = {}
         self._methods_of: dict[project.ClassRef, dict[str, tuple[project.ClassRef, ir.Function]]] = {}
         self._is_module: dict[project.ClassRef, bool] = {}
+        self.cast_by_hand: set[tuple[str, int]] = set()
 
     @abc.abstractmethod
     def run_module(self, module: ir.Module) -> dict[str, Value]:
@@ -146,7 +142,7 @@ class Evaluation(Models):
                     self.record.frozen.update(base.of)
             elif isinstance(base, (Object, Opaque)) and base.id:
                 held = self.heap.setdefault(base.id, {})
-                strong = base == self.frame.bound and self.frame.setup
+                strong = base == self.frame.bound and self.frame.setup and self.guards == self.frame.guards
                 held[target.name] = value if strong or target.name not in held else join(held[target.name], value)
 
     def _set_item(self, target: ir.Subscript, value: Value, at: int) -> None:
@@ -157,6 +153,9 @@ class Evaluation(Models):
             self.apply("index_put_", [base, index, value], {}, at)
         elif isinstance(base, Tensor):
             self.apply("setitem_", [base, value], {}, at)
+        if isinstance(base, Tensor) and base.table and isinstance(target.base, (ir.Name, ir.Attr)):
+            kept = value.table if isinstance(value, Tensor) else _is_number(value)
+            self.bind(target.base, replace(base, table=kept, last="setitem"), at)
 
     def lookup(self, name: str) -> Value:
         """What a name stands for here."""
@@ -273,7 +272,11 @@ class Evaluation(Models):
         return Opaque((bound.id, name), name, number=name.lower() in OPTIONS)
 
     def _buffer(self, held: Value) -> Value:
-        """A buffer, which is cast with the model whose forward runs here."""
+        """A buffer, which is cast with the model whose forward runs here. Where that is only taken to run here, and is
+        known to be cast elsewhere, nothing rests on the buffer's dtype.
+        """
+        if self.guessing and isinstance(held, Tensor) and not self.cast_by_hand.isdisjoint(self.active[-1:]):
+            return replace(held, table=False)
         floats = isinstance(held, Tensor) and held.dtypes == frozenset({"float32"})
         return replace(held, dtypes=self.weights[-1]) if isinstance(held, Tensor) and floats and self.weights else held
 
@@ -328,6 +331,8 @@ class Evaluation(Models):
             return Many(element(base)) if isinstance(node, ir.Slice) else element(base)
         if isinstance(base, Layer):
             return replace(base, parts=base.parts) if isinstance(node, ir.Slice) else element(base)
+        if isinstance(base, Tensor) and base.table and not keeps_dimensions(index, node):
+            return replace(base, table=False)
         if isinstance(base, (Tensor, Params)):
             return base
         if isinstance(base, Opaque):
@@ -348,7 +353,7 @@ class Evaluation(Models):
 
     def _combine(self, op: str, left: Value, right: Value, at: int) -> Value:
         if isinstance(left, Const) and isinstance(right, Const):
-            return _computed(op, left, right)
+            return computed(op, left, right)
         if op == "//" and isinstance(left, Opaque) and right == Const.of(2):
             return HALVED
         if isinstance(left, (Items, Many)) and isinstance(right, (Items, Many)) and op == "+":
@@ -383,7 +388,9 @@ class Evaluation(Models):
         known = self.truth(node)
         if known is not None:
             return Const.of(known)
-        return Tensor(frozenset({"bool"})) if any(isinstance(side, Tensor) for side in sides) else NOTHING
+        tensors = [side for side in sides if isinstance(side, Tensor)]
+        table = all(side.table if isinstance(side, Tensor) else _is_number(side) for side in sides)
+        return Tensor(frozenset({"bool"}), table=table) if tensors else NOTHING
 
     def _eval_boolop(self, node: ir.BoolOp) -> Value:
         known = self.truth(node.left)
@@ -569,16 +576,6 @@ def _is_number(value: Value) -> bool:
 def _is_huge(value: Const) -> bool:
     """Whether a number is as large as masks have it."""
     return value.number is not None and abs(value.number) >= policy.MAX_FINITE["float16"]
-
-
-def _computed(op: str, left: Const, right: Const) -> Value:
-    if left.number is None or right.number is None or op not in _PYTHON:
-        return NOTHING if left.number is None else NUMBER
-    try:
-        value = _PYTHON[op](left.value, right.value)
-    except (ArithmeticError, TypeError, ValueError):
-        return NUMBER
-    return Const.of(value, left.assumed or right.assumed) if isinstance(value, (int, float)) else NUMBER
 
 
 def _same_dtype(left: DType, right: DType, negated: bool) -> bool | None:

@@ -238,7 +238,8 @@ def _finding(rule: Rule, detector: Detector, use: Use, match: _Match) -> RawFind
     if use.region is not None and use.region.assumed:
         facts["assumed"] = f"that the code runs under the project's {match.dtype} autocast"
     value = f"{number:g}" if number is not None else ""
-    message = filled(detector.message, {**facts, "value": value, "op": use.op.removesuffix("_")})
+    op = (use.joins or use.op).removesuffix("_")
+    message = filled(detector.message, {**facts, "value": value, "op": op})
     if message and match.guessed:
         message += ", assuming that the model ends in an op that autocast lowers"
     elif message and assumed and use.region is not None:
@@ -248,7 +249,9 @@ def _finding(rule: Rule, detector: Detector, use: Use, match: _Match) -> RawFind
 
 
 def _stands(use: Use, detector: Detector) -> tuple[Place, tuple[RawStep, ...]]:
-    """Where a finding stands, and what led there."""
+    """Where a finding stands, and what led there or comes of it."""
+    if use.after:
+        return use.place, tuple(RawStep(*place, text) for text, place in use.after)
     place = {"call": use.call, "region": use.entry}.get(detector.at or "op") or use.place
     if place == use.place:
         return place, ()

@@ -110,6 +110,14 @@ _NUMPY_DRAWS = {"normal": 3, "uniform": 3, "random": 1, "standard_normal": 1, "r
 _NUMPY_GENERATORS = frozenset({"default_rng", "RandomState", "Generator"})
 _HALF_PROOF = re.compile(r"t5|t0|ul2", re.IGNORECASE)
 """Those whose loader keeps the overflowing weights in float32, which autocast undoes."""
+_TRANSFORMERS = frozenset(
+    f"torch.nn.{name}"
+    for name in (
+        "Transformer",
+        *(f"Transformer{half}{part}" for half in ("Encoder", "Decoder") for part in ("", "Layer")),
+    )
+)
+"""Modules of torch that begin with an attention and add its result to what they are given."""
 _VECTORS = surface.REDUCTIONS | surface.LOSSES
 """Ops that give a vector where they do not give a number."""
 GATHER = "gather"
@@ -143,6 +151,8 @@ class Models(Operations):
         """The result of code that cannot be read, ``base`` or a method of it. What a model gives in a live region
         is taken to be in its dtype, as the output of a linear layer or a convolution is.
         """
+        if self.libraries.get(base.id) in _TRANSFORMERS:
+            self.into_transformer(args[:2], at)
         if base.id in self.models or base.id not in self.libraries:
             own = base.id in self.models and not self.is_partly_low(base.id) and "loss" not in text.lower()
             self.foreign_call("model" if own else "call", args, named, at)

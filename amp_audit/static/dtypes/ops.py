@@ -7,7 +7,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from amp_audit.static.dtypes import surface
+from amp_audit.records import replace
+from amp_audit.static.dtypes import surface, widening
 from amp_audit.static.dtypes.arguments import (
     Named,
     cast_target,
@@ -37,6 +38,7 @@ from amp_audit.static.dtypes.values import (
     Region,
     Tensor,
     Value,
+    Widened,
     as_tensor,
     join,
     options,
@@ -174,9 +176,61 @@ class Operations(abc.ABC):
             _last(name, effect, tensors, numbers),
             _filled(name, effect, tensors, numbers),
             name == "arange" or (effect != "bool" and name not in surface.BOUNDED and any(t.counted for t in tensors)),
+            widening.is_table(name, effect, tensors, args, named, lowered),
         )
+        result = self._widened(op, effect, result, tensors, at)
         self._use(op, result, numbers, tensors, at)
         return NOTHING if effect == "complex" else self._shaped(op, name, effect, result, named)
+
+    def _widened(self, op: str, effect: str | None, result: Tensor, tensors: Sequence[Tensor], at: int) -> Tensor:
+        """A result with what tables have widened; what ends here is noted."""
+        live, name, place = self.live, surface.canonical(op), (self.path, at)
+        kind = surface.kind_of(name, live.device if live is not None else "cuda")
+        by_hand = self.region is None and bool(self.weights) and self.weights[-1] <= HALVES
+        if live is None and not by_hand:
+            return result
+        if kind == "lower":
+            self.narrowed(tensors, at, name)
+        found = widening.carried(name, effect, kind, tensors, result, place)
+        met = widening.widening(op, effect, kind, tensors, result)
+        if met is not None:
+            low, _ = met
+            assumed = any(tensor.assumed for tensor in met)
+            function = self.active[-1] if self.active else None
+            found |= {Widened(place, function, name, low.dtypes, low.by or low.last, assumed)}
+        return replace(result, widened=found) if found else result
+
+    def narrowed(self, tensors: Sequence[Tensor], at: int, name: str) -> None:
+        """Note that a matrix product takes what tables have widened, as the op ``widen`` at the place of each.
+
+        In a region it lowers it, and that is noted where something has run in float32 before; where nothing casts, it
+        is refused, or runs in float32 itself.
+        """
+        live = self.live
+        end = f"{name} casts it back here" if live is not None else f"{name} is handed float32 here"
+        for widened in sorted({one for tensor in tensors for one in tensor.widened}, key=lambda one: one.place):
+            if self.muted or (live is not None and widened.ran is None):
+                continue
+            ran = ((f"{widened.ran[0]} runs in float32 here", widened.ran[1]),) if widened.ran else ()
+            use = Use(
+                "widen",
+                widened.place,
+                widened.dtypes,
+                region=self.region,
+                by=widened.by,
+                assumed=widened.assumed or bool(live and live.assumed),
+                within=widened.within,
+                joins=widened.op,
+                after=(*ran, (end, (self.path, at))),
+            )
+            self.record.uses[use] = None
+
+    def into_transformer(self, args: Sequence[Value], at: int) -> None:
+        """A transformer of torch takes these: its first residual addition runs in their dtype, its products lower."""
+        given = [tensor for tensor in map(as_tensor, args) if tensor is not None]
+        place = (self.path, at)
+        ran = [replace(one, widened=widening.run_by("the first residual addition", one, place)) for one in given]
+        self.narrowed(ran, at, "its attention")
 
     def _tensor_arguments(self, name: str, args: Sequence[Value], named: Named) -> list[Value]:
         """The arguments that can be tensors: those that are not known to be sizes and options."""
@@ -406,7 +460,10 @@ class Operations(abc.ABC):
         by = f".{name}()" if low else base.by if base.low else ""
         origin: Origin = "cast" if low or (base.dtypes != target.dtypes and not fitted) else ""
         numbers = (("value", base.filled),) if base.filled is not None else ()
-        result = Tensor(target.dtypes, by, target.assumed, base.scalar, origin, base.last, base.filled, base.counted)
+        table = base.table and not target.borrowed
+        result = Tensor(
+            target.dtypes, by, target.assumed, base.scalar, origin, base.last, base.filled, base.counted, table
+        )
         self._use("to", result, numbers, [base], at)
         return result
 

@@ -26,7 +26,8 @@ class Use:
     ``region`` is None outside of any; ``entry`` is where it was entered, and ``call`` the call by which the code that
     entered it gets to this op: the op itself if it stands in that code. ``origin`` says where its dtype is from,
     ``scalar`` that the result has no dimension. ``within`` is the function that it stands in,
-    None for a module's own code.
+    None for a module's own code. ``joins``: the op that brings a table and a low tensor together; ``after``: what comes
+    of that, where.
     """
 
     op: str
@@ -42,6 +43,8 @@ class Use:
     origin: Origin = ""
     scalar: bool = False
     within: Place | None = None
+    joins: str = ""
+    after: tuple[tuple[str, Place], ...] = ()
 
 
 @record(frozen=True, slots=True)

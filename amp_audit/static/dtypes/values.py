@@ -48,10 +48,31 @@ cast. Empty: none of these."""
 
 
 @record(frozen=True, slots=True)
+class Widened:
+    """That a float32 table met a low-precision tensor at ``place`` of the function ``within``, so that the result is
+    float32. ``op``: the op there; ``dtypes`` and ``by``: those of the tensor that was low.
+
+    ``ran``: the first op that computed in float32 because of it, and where. ``spent``: an op that autocast runs in
+    float32 anyway has taken it, so that what follows does not run in float32 because of the table.
+    """
+
+    place: tuple[str, int]
+    within: tuple[str, int] | None
+    op: str
+    dtypes: Dtypes
+    by: str
+    assumed: bool = False
+    ran: tuple[str, tuple[str, int]] | None = None
+    spent: bool = False
+
+
+@record(frozen=True, slots=True)
 class Tensor:
     """``by``: the op that gave it its dtype, for messages. ``assumed``: its dtype rests on an assumption. ``scalar``:
     it is known to have no dimension, and so does not widen the dtype of tensors that have. ``last``: the op that
     computed it. ``filled``: a constant that some of its elements are. ``counted``: it was computed from ``arange``.
+    ``table``: it was made of numbers alone, by no data and no weights, and surely has a dimension. ``widened``: the
+    tables that made it float32.
     """
 
     dtypes: Dtypes = ANY
@@ -62,6 +83,8 @@ class Tensor:
     last: str = ""
     filled: Const | None = None
     counted: bool = False
+    table: bool = False
+    widened: frozenset[Widened] = frozenset()
 
     @property
     def low(self) -> bool:
@@ -317,6 +340,8 @@ def _joined(one: Tensor, two: Tensor) -> Tensor:
         one.last if one.last == two.last else "",
         one.filled or two.filled,
         one.counted or two.counted,
+        one.table and two.table,
+        one.widened | two.widened,
     )
 
 
@@ -338,6 +363,8 @@ def element(value: Value) -> Value:
         return value.item
     if isinstance(value, Items):
         return reduce(join, value.items) if value.items else NOTHING
+    if isinstance(value, Tensor) and value.table:
+        return replace(value, table=False)  # of a vector it gives numbers
     if isinstance(value, (Tensor, Params)):
         return value
     if isinstance(value, Layer) and value.parts:
