@@ -18,7 +18,7 @@ from amp_audit.static.findings import File, present, settle, unreadable
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source.layout import Layout
 from amp_audit.static.source.loading import lower_all
-from amp_audit.static.source.pins import Release, newest_torch
+from amp_audit.static.source.pins import Newest, newest
 from amp_audit.static.source.position import LoweringError
 from amp_audit.static.source.selection import Selection
 from amp_audit.static.source.sources import Source, Unreadable, decode
@@ -70,9 +70,7 @@ class _Outcome:
         files = {file.source.path: file for file in self._files()}
         if not files:
             return None
-        project = Project(
-            (file.module for file in files.values()), Path(self.selection.root), self._newest_torch(files)
-        )
+        project = Project((file.module for file in files.values()), Path(self.selection.root), self._newest(files))
         asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
         self.asked = asked.keys()
         repairs = _Repairs(project, self.options.thorough)
@@ -82,9 +80,9 @@ class _Outcome:
         self.checked = len(asked.keys() - self.failed)
         return project
 
-    def _newest_torch(self, files: Mapping[str, File]) -> Release | None:
+    def _newest(self, files: Mapping[str, File]) -> Newest:
         declared = (data.decode(errors="replace") for data in self.selection.declared.values())
-        return newest_torch(declared, (file.source.text for file in files.values()))
+        return newest(declared, (file.source.text for file in files.values()))
 
     def _asked(self, files: dict[str, File]) -> frozenset[str]:
         """The files whose findings are wanted."""

@@ -120,3 +120,15 @@ def test_a_backward_where_there_is_no_accelerator_goes_past_none(
 ) -> None:
     source = SWITCHED.format(prepare=guard + PREPARE, step=step)
     assert bool(findings(tmp_path, "AMP803", source)) is is_bypassed
+
+
+@pytest.mark.parametrize(
+    ("declared", "marked"),
+    [("pytorch-lightning==1.7.7", []), ("pytorch-lightning>=1.7", [3, 4]), ("torch==1.13\nlightning==2.1", [3, 4])],
+)
+def test_the_words_of_lightning_1_are_right_where_that_is_pinned(
+    tmp_path: Path, declared: str, marked: list[int]
+) -> None:
+    (tmp_path / "requirements.txt").write_text(declared, encoding="utf-8")
+    source = "import pytorch_lightning as pl\n\npl.Trainer(precision=16)\npl.Trainer(amp_backend='apex')\n"
+    assert lines(tmp_path, "AMP804", source) == marked

@@ -62,13 +62,26 @@ def test_decorators_that_an_import_may_bring_from_either_place(tmp_path: Path) -
         ("return None, None", False),
         ("raise NotImplementedError", False),
         ("return (None,) * 2", False),
+        ("return 2 * x, None", True),
+        ("return torch.zeros_like(x) * 2, None", False),
         ("return tuple(map(lambda t: t * g, (x, w)))", False),
         ("(lambda: g)()\n        return x, None", False),
+        ("found = [None]\n        found.extend(None for _ in range(1))\n        return tuple(found)", False),
+        ("found = [None]\n        found.extend(2 * t for t in (x,))\n        return tuple(found)", True),
+        ("found = []\n        found.append(2 * x)\n        return (*found, None)", True),
+        ("return ctx.portal.use_grad(), None", False),
+        ("return ctx.grad_from_pipeline, None", False),
+        ("return ctx.made.mul(2) if ctx.needs_input_grad[0] else x, None", True),
     ],
 )
 def test_what_counts_as_using_the_gradient(tmp_path: Path, backward: str, found: bool) -> None:
     source = function("return x", backward) + "scaler = torch.amp.GradScaler('cuda')\n"
     assert bool(lines(tmp_path, "AMP319", source)) is found
+
+
+def test_a_gradient_that_forward_made_is_not_left_by_others(tmp_path: Path) -> None:
+    source = function("ctx.grad_x = 2 * x\n        return x.square().sum()", "return ctx.grad_x, None")
+    assert lines(tmp_path, "AMP319", source + "scaler = torch.amp.GradScaler('cuda')\n") == [11]
 
 
 def test_without_a_scaler_it_is_a_guess(tmp_path: Path) -> None:

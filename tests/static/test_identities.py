@@ -400,3 +400,74 @@ def test_what_two_dicts_hold_by_the_same_name_is_not_the_same() -> None:
     """
     assert ids(source.replace("ADVANCED", "schedulers")) == set()
     assert "AMP203" in ids(source.replace("ADVANCED", "optimizers"))
+
+
+_STEPPED = """
+import torch
+
+def main(factory, model, loader):
+    optimizer = factory.{make}()
+    second = factory.{make}()
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.unscale_({other})
+        scaler.step(optimizer)
+        scaler.step({other})
+        scaler.update()
+        optimizer.zero_grad()
+        second.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("make", ["create_optimizer", "build", "MagicMock"])
+def test_a_maker_out_of_sight_makes_another_one_in_each_call(make: str) -> None:
+    assert ids(_STEPPED.format(make=make, other="second")) == set()
+    assert "AMP207" in ids(_STEPPED.format(make=make, other="optimizer"))
+
+
+@pytest.mark.parametrize(("before", "expected"), [("", set()), ("second.unscale_(optimizer)", {"AMP207"})])
+def test_a_getter_of_the_scaler_gives_the_same_one_again(before: str, expected: set[str]) -> None:
+    source = f"""
+import torch
+
+def train(engine, model, optimizer, loader):
+    first = engine.get_scaler()
+    second = engine.get_scaler()
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+        first.scale(loss).backward()
+        {before}
+        second.unscale_(optimizer)
+        second.step(optimizer)
+        first.update()
+"""
+    assert ids(source) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [("lr_scheduler", set()), ("second", {"AMP203"})])
+def test_what_is_called_a_scheduler_is_no_optimizer_whatever_made_it(name: str, expected: set[str]) -> None:
+    source = """
+import torch
+
+def train(model, optimizer, {name}, loader):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        {name}.step()
+
+def main(factory, model, loader):
+    optimizer, other = factory.part(), factory.part()
+    train(model, optimizer, other, loader)
+"""
+    assert ids(source.format(name=name)) - {"AMP217"} == expected

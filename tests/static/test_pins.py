@@ -1,10 +1,10 @@
-"""The newest torch that what a program declares lets in."""
+"""The newest torch and Lightning that what a program declares lets in."""
 
 from __future__ import annotations
 
 import pytest
 
-from amp_audit.static.source.pins import newest_torch
+from amp_audit.static.source.pins import newest
 
 
 @pytest.mark.parametrize(
@@ -37,15 +37,30 @@ from amp_audit.static.source.pins import newest_torch
     ],
 )
 def test_the_newest_release_that_is_let_in(declared: str, expected: tuple[int, int] | None) -> None:
-    assert newest_torch([declared]) == expected
+    assert newest([declared]).torch == expected
 
 
 def test_of_several_files_the_newest_counts_and_all_must_bound_it() -> None:
-    assert newest_torch(["torch==1.8", "  - pytorch=1.10"]) == (1, 10)
-    assert newest_torch(["torch==1.8", "torch>=1.6"]) is None
+    assert newest(["torch==1.8", "  - pytorch=1.10"]).torch == (1, 10)
+    assert newest(["torch==1.8", "torch>=1.6"]).torch is None
 
 
 def test_a_script_says_it_of_itself() -> None:
     script = '# /// script\n# dependencies = [\n#   "torch==2.5.1",\n# ]\n# ///\nimport torch\n'
-    assert newest_torch([], [script]) == (2, 5)
-    assert newest_torch([], ['# dependencies = ["torch==2.5.1"]\nimport torch\n']) is None
+    assert newest([], [script]).torch == (2, 5)
+    assert newest([], ['# dependencies = ["torch==2.5.1"]\nimport torch\n']).torch is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ("pytorch-lightning==1.7.7\ntorch==1.11", (1, 7)),
+        ("pytorch_lightning>=1.3.1,<=1.4.2", (1, 4)),
+        ("  - pip:\n    - lightning<2.0", (1, 999)),
+        ("lightning>=2.1", None),
+        ("lightning-utilities==0.9\nlightning_fabric==1.9", None),
+        ("torch==1.11", None),
+    ],
+)
+def test_the_newest_lightning(declared: str, expected: tuple[int, int] | None) -> None:
+    assert newest([declared]).lightning == expected

@@ -14,7 +14,7 @@ from amp_audit.static.binding.canonical import STAR_EXPORTS, canonical
 from amp_audit.static.binding.names import Assigned, Bound, Imported, Names, collect
 from amp_audit.static.source import ir
 from amp_audit.static.source.layout import Layout
-from amp_audit.static.source.pins import Release
+from amp_audit.static.source.pins import Newest
 from amp_audit.static.source.sources import SourceError, Unreadable, find, read_bytes
 from amp_audit.static.source.traverse import definitions
 
@@ -138,12 +138,12 @@ class Scope:
 class Project:
     """Modules that are read together; ``root`` bounds the search for what they import.
 
-    ``modules`` maps ``ir.Module.path`` to the module. ``newest_torch`` is the newest release that may run them, where
-    the project bounds it.
+    ``modules`` maps ``ir.Module.path`` to the module. ``newest`` are the newest releases that may run them, where the
+    project bounds them.
     """
 
-    def __init__(self, modules: Iterable[ir.Module], root: Path, newest_torch: Release | None = None) -> None:
-        self.newest_torch = newest_torch
+    def __init__(self, modules: Iterable[ir.Module], root: Path, newest: Newest | None = None) -> None:
+        self.newest = newest or Newest()
         self.modules = {module.path: module for module in modules}
         self.layout = Layout(self.modules, root)
         self._by_path = {os.path.abspath(path): module for path, module in self.modules.items()}

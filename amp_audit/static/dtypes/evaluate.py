@@ -47,6 +47,7 @@ from amp_audit.static.dtypes.values import (
 )
 from amp_audit.static.dtypes.widening import keeps_dimensions
 from amp_audit.static.source import ir
+from amp_audit.static.source.names import is_weights
 from amp_audit.static.source.traverse import dotted_text, root_name
 
 _HANDLERS: dict[type, str] = {kind: f"_eval_{kind.__name__.lower()}" for kind in get_args(ir.Expr)}
@@ -459,7 +460,9 @@ class Evaluation(Models):
         if not self.loops or not isinstance(node.element, ir.Call) or not isinstance(value, (Tensor, Opaque)):
             return
         source, entry = root_name(node.loops[0][1]), self.frame.env.get(root_name(node.element))
-        if source not in self.frame.env or source in self.loops[0].start or isinstance(entry, Params):
+        if source not in self.frame.env or source in self.loops[0].start:
+            return
+        if isinstance(entry, Params) or is_weights(source):
             return
         if value.origin == "cast" and value.dtypes <= HALVES:
             self.notice("cast_entries", Tensor(value.dtypes), node.at)

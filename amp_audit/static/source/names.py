@@ -18,3 +18,11 @@ _SCHEDULER = re.compile(r"sched|warmup|(^|_)lr_?decay", re.IGNORECASE)
 def is_scheduler(name: str) -> bool:
     """Whether something is called a learning-rate scheduler."""
     return bool(_SCHEDULER.search(name))
+
+
+_WEIGHTS = re.compile(r"state|weight|param|checkpoint|ckpt|(^|_)sd(_|$)", re.IGNORECASE)
+
+
+def is_weights(name: str) -> bool:
+    """Whether a dict is called what programs call the weights of a model."""
+    return bool(_WEIGHTS.search(name))

@@ -1,4 +1,4 @@
-"""Which torch a program may run on, by what it says it needs: the newest release that its pins allow.
+"""Which torch and Lightning a program may run on, by what it says it needs: the newest releases that its pins allow.
 
 Read are the files of a project's root in which dependencies are declared, and what a script says of itself (PEP 723).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 Release: TypeAlias = tuple[int, int]
@@ -24,26 +25,45 @@ FILES = (
 
 _ANY = 999
 _SPEC = r"(?P<spec>[=<>~!^]=?=?\s*v?\d[^\"'#;\s]*(?:\s*,\s*[=<>~!]=?=?\s*v?\d[^\"'#;\s,]*)*)?"
-_NAMED = re.compile(
-    rf"""
-    (?: ^\s*(?:-\s+)?(?:[\w.-]+::)? | ["'] )   # a line of its own, or a text
-    (?:torch|pytorch)
-    (?: \s*=\s*["'](?P<bare>[\^~=<>\d][^"']*)["']          # torch = "^1.13"
-      | \s*(?:\[[\w,\s-]*\])?\s*{_SPEC}\s*(?:["';\#,]|$) )  # torch[opt] >=1.8,<2
-    """,
-    re.MULTILINE | re.VERBOSE,
-)
+
+
+def _requirement(names: str) -> re.Pattern[str]:
+    """How dependency files ask for one of some packages."""
+    return re.compile(
+        rf"""
+        (?: ^\s*(?:-\s+)?(?:[\w.-]+::)? | ["'] )   # a line of its own, or a text
+        (?:{names})
+        (?: \s*=\s*["'](?P<bare>[\^~=<>\d][^"']*)["']          # torch = "^1.13"
+          | \s*(?:\[[\w,\s-]*\])?\s*{_SPEC}\s*(?:["';\#,]|$) )  # torch[opt] >=1.8,<2
+        """,
+        re.MULTILINE | re.VERBOSE,
+    )
+
+
+_TORCH = _requirement("torch|pytorch")
+_LIGHTNING = _requirement("(?:pytorch[-_])?lightning")
 _BOUND = re.compile(r"(?P<sign>[=<>~!^]*)\s*v?(?P<major>\d+)(?:\.(?P<minor>\d+))?(?P<patch>\.\d+)?")
 _SCRIPT = re.compile(r"^# /// script$(?P<body>(?:\n#(?: .*)?)*?)\n# ///$", re.MULTILINE)
 
 
-def newest_torch(declared: Iterable[str], scripts: Iterable[str] = ()) -> Release | None:
-    """The newest release of torch that is allowed by the texts of dependency files and of scripts.
-
-    None where nothing bounds it from above: a lower bound alone lets the newest in.
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest release of a package that is allowed by a project; None where nothing bounds it from above: a lower
+    bound alone lets the newest in.
     """
+
+    torch: Release | None = None
+    lightning: Release | None = None
+
+
+def newest(declared: Iterable[str], scripts: Iterable[str] = ()) -> Newest:
+    """What the texts of dependency files and of scripts allow."""
     texts = [*declared, *(match.group("body") for script in scripts for match in _SCRIPT.finditer(script))]
-    found = [_newest(match) for text in texts for match in _NAMED.finditer(text)]
+    return Newest(_bound(_TORCH, texts), _bound(_LIGHTNING, texts))
+
+
+def _bound(package: re.Pattern[str], texts: Iterable[str]) -> Release | None:
+    found = [_newest(match) for text in texts for match in package.finditer(text)]
     bounds = [bound for bound in found if bound is not None]
     return max(bounds) if bounds and len(bounds) == len(found) else None
 

@@ -14,7 +14,7 @@ from amp_audit.static.binding.project import Alternatives, ClassRef, External, P
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import last_word, parts, statements, walk
-from amp_audit.static.spots.spaces import calls
+from amp_audit.static.spots.spaces import calls, method
 
 FUNCTION = "torch.autograd.Function"
 _NEUTRAL = frozenset({"staticmethod", "classmethod", "once_differentiable"})
@@ -63,6 +63,9 @@ _MATMULS = frozenset(
 _EXTENSION = re.compile(r"_C|_ext|ext_module|\w*_(?:cuda|ext|ops|kernels?)|_backend|fused", re.I)
 _CALLERS = 6
 """So many calls away a region is looked for."""
+
+_OF_CTX = frozenset({"needs_input_grad", "set_materialize_grads", "materialize_grads"})
+"""What autograd's own ``ctx`` has that is called after gradients and is none."""
 
 _LEARNED = re.compile(r"weight|bias|gamma|beta")
 """What a parameter of the model is called, where it is handed to a kernel."""
@@ -282,7 +285,7 @@ def ignores_grad_output(
             continue
         names = {param.name for param in grads}
         used = any(name in names for name in _names_read(backward))
-        if not used:
+        if not used and not _is_left_by_others(custom):
             scaled = any("GradScaler" in each.words for each in project.modules.values())
             confidence = Confidence.HIGH if scaled else Confidence.LOW
             yield RawFinding(rule, module.path, backward.at, detector.message, confidence, detector.severity)
@@ -296,24 +299,69 @@ def _names_read(function: ir.Function) -> Iterator[str]:
             yield from _names_read(part.function)
 
 
+def _is_left_by_others(custom: _Custom) -> bool:
+    """Whether ``ctx`` leads to a gradient that this class did not make: the next stage of a pipeline left it there."""
+    backward = custom.methods["backward"]
+    ctx = backward.params[0].name
+    own = {name for method in custom.methods.values() for name in _set_on_first(method)} | _OF_CTX
+    asked = {call.func.at for call in calls(backward.body) if isinstance(call.func, ir.Attr)}
+    named = (part for part in parts(backward.body) if isinstance(part, ir.Attr) and "grad" in part.name)
+    return any(
+        (_is(part.base, ctx) and part.name not in own)
+        or (part.at in asked and isinstance(part.base, ir.Attr) and _is(part.base.base, ctx))
+        for part in named
+    )
+
+
+def _set_on_first(function: ir.Function) -> Iterator[str]:
+    """The attributes that a method sets on its first parameter, be it ``ctx`` or ``self``."""
+    for node in statements(function.body):
+        for target in node.targets if isinstance(node, ir.Assign) else ():
+            for part in walk(target):
+                if isinstance(part, ir.Attr) and function.params and _is(part.base, function.params[0].name):
+                    yield part.name
+
+
+def _is(node: ir.Expr, name: str) -> bool:
+    return isinstance(node, ir.Name) and node.id == name
+
+
 def _returns_gradients(function: ir.Function) -> bool:
     """Whether a value other than None, zeros and constants is returned anywhere."""
     names = Scope(function).names
     returned = (node.value for node in statements(function.body) if isinstance(node, ir.Return))
-    return any(value is not None and not _is_nothing(value, names) for value in returned)
+    return any(value is not None and not _is_nothing(value, names, function) for value in returned)
 
 
-def _is_nothing(value: ir.Expr, names: Names) -> bool:
+def _is_nothing(value: ir.Expr, names: Names, within: ir.Function) -> bool:
     if isinstance(value, ir.Starred):
-        return _is_nothing(value.value, names)
-    if isinstance(value, ir.Binary):  # (None,) * n
-        return _is_nothing(value.left, names) or _is_nothing(value.right, names)
+        return _is_nothing(value.value, names, within)
+    if isinstance(value, ir.Binary):
+        sides = (value.left, value.right)
+        empty = [side for side in sides if _is_nothing(side, names, within)]
+        spread = value.op == "*" and any(isinstance(side, (ir.Sequence, ir.Call)) for side in empty)  # (None,) * n
+        return spread or len(empty) == len(sides)
     if isinstance(value, ir.Sequence):
-        return all(_is_nothing(item, names) for item in value.items)
+        return all(_is_nothing(item, names, within) for item in value.items)
+    if isinstance(value, ir.Comprehension):
+        return _is_nothing(value.element, names, within)
     if isinstance(value, ir.Name):
         sources = [bound.source for bound in names.bound.get(value.id, ())]
         exprs = [source.expr for source in sources if isinstance(source, Assigned)]
-        return bool(exprs) and all(expr is not None and _is_nothing(expr, names) for expr in exprs)
+        exprs += _put_into(value.id, within)
+        return bool(exprs) and all(expr is not None and _is_nothing(expr, names, within) for expr in exprs)
     if isinstance(value, ir.Call) and isinstance(value.func, ir.Attr):
         return value.func.name in ("zeros_like", "zeros", "new_zeros")
+    if isinstance(value, ir.Call) and last_word(value.func) in ("tuple", "list"):
+        return all(_is_nothing(arg.value, names, within) for arg in value.args)
     return isinstance(value, ir.Const)
+
+
+def _put_into(name: str, function: ir.Function) -> list[ir.Expr | None]:
+    """What a function appends to a list of this name."""
+    put = (call for call in calls(function.body) if method(call) in ("append", "extend", "insert"))
+    return [
+        call.args[-1].value
+        for call in put
+        if call.args and isinstance(call.func, ir.Attr) and _is(call.func.base, name)
+    ]

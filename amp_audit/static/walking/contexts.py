@@ -48,9 +48,12 @@ _LOSS = re.compile(r"loss|criterion|(^|_)crit(_|$)", re.IGNORECASE)
 _LOSS_OF_TORCH = re.compile(r"^torch\.nn\.\w*Loss\(")
 _SETTINGS = re.compile(r"(^|_)(args|cfg|conf|configs?|configuration|opts|options|settings|hparams)$", re.IGNORECASE)
 _MAKER = re.compile(
-    r"^(create|build|make|get|init|define|load|new)_?\w*(model|net|network|encoder|decoder|generator|discriminator)s?$",
+    r"^((create|build|make|get|init|define|load|new)_?\w*(model|net|network|encoder|decoder|generator|discriminator)s?"
+    r"|(create|build|make|init|define|new)_?\w*(optim|optimizer|scheduler|scaler)s?"
+    r"|(create|build|make|new)|(magic)?mock)$",
     re.IGNORECASE,
 )
+"""Of optimizers and scalers, which are there once, ``get`` gives the same one again."""
 _REFERENCE = re.compile(r"(^|_)(ref|reference)(_|$)", re.IGNORECASE)
 _SEEN = ("torch.", "builtins.")
 _NORMS = frozenset({"norm", "vector_norm", "square", "pow"})
@@ -160,7 +163,7 @@ class Contexts(Ducks):
             if models:  # what it is given to run, it runs
                 return together([self._run(model, node.at, world) for model in models], live)
         volatile = any(map(is_volatile, values))
-        apart = f" at {node.at}{world.stamp if world.stamp and values else ''}" if _builds(callee) else ""
+        apart = f" at {node.at}{world.stamp if world.stamp and values else ''}" if _builds(callee, node) else ""
         key = short(f"{key_of(callee)}({','.join(map(key_of, values))}){apart}")
         note_made(key, callee, last_word(node.func), given, world)
         if world.stamp and _SETTINGS.search(last_word(node.func)):
@@ -256,10 +259,10 @@ def _veils(value: Value) -> bool:
     return isinstance(value, (Symbol, Instance, Method))
 
 
-def _builds(callee: Value) -> bool:
-    """Whether code that is not followed is called a maker of models: each call of it makes another."""
-    name = key_of(callee).rpartition(":")[2].rpartition(".")[2] if isinstance(callee, (External, Func)) else ""
-    return bool(_MAKER.search(name))
+def _builds(callee: Value, node: ir.Call) -> bool:
+    """Whether code that is not followed is called a maker of models or optimizers: each call of it makes another."""
+    known = isinstance(callee, (External, Func))
+    return bool(_MAKER.search(key_of(callee).rpartition(":")[2].rpartition(".")[2] if known else last_word(node.func)))
 
 
 def _still_taken(callee: Value, kind: str, node: ir.Call) -> str:

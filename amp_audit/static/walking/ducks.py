@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from amp_audit.records import replace
+from amp_audit.static.source.names import is_scheduler
 from amp_audit.static.walking.values import (
     Symbol,
     Value,
@@ -65,6 +66,8 @@ class Ducks:
     def is_optimizer(self, symbol: Symbol, world: World) -> bool:
         used = self.methods_used(symbol, world)
         if self.is_model(symbol, world):
+            return False
+        if is_scheduler(tail(symbol)) and "zero_grad" not in used:  # whatever made it may have made an optimizer too
             return False
         named = bool(_OPTIMIZER_NAME.search(tail(symbol)))
         return symbol.key in self.stepped or ("step" in used and "zero_grad" in used) or named

@@ -135,7 +135,7 @@ class _Surveyor:
         self.inits = Inits()
         self.liveness = Liveness()
         self.known = _spoken_of_halves(frozenset().union(*(module.words for module in self.modules)))
-        self.known |= bounds(book, "static", project.newest_torch)
+        self.known |= bounds(book, "static", project.newest.torch)
 
     def survey(self, asked: Set[str] | None = None) -> Survey:
         """Walk the entries that may end in a hazard in the files asked for, then those that have a say in whether one
