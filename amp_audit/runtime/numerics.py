@@ -23,6 +23,7 @@ from amp_audit.runtime.queue import finite
 from amp_audit.runtime.rescale import Rescale, choose
 from amp_audit.runtime.shadow import CARRIERS, FACTORS, MOVES, base_name, in_float32, part, repeatable, tensors
 from amp_audit.runtime.spreads import live_scale
+from amp_audit.runtime.widened import widenings
 from amp_audit.trace.schema import Number
 
 _COPIES = frozenset({"copy_", "_foreach_copy_"})
@@ -36,14 +37,22 @@ OpKey = tuple[str, str, str, int]  # op, phase, dtype, site
 
 
 class Numerics:
-    """An ``Observer``. Adds Numbers ``underflow``, ``gradient`` and ``nonfinite``, and the value counts of casts.
+    """An ``Observer``. Adds Numbers ``underflow``, ``gradient``, ``nonfinite`` and others; counts the values of casts.
 
     ``hidden``: whether code ran in this step whose operators are not seen. What follows a value from operator to
-    operator does not hold then, and is not told.
+    operator does not hold then, and is not told. ``tables``: the tensors that modules hold beside their parameters, with
+    their names.
     """
 
-    def __init__(self, host: Host, scene: Scene, hidden: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        host: Host,
+        scene: Scene,
+        hidden: Callable[[], bool] = lambda: False,
+        tables: Callable[[], Iterable[tuple[torch.Tensor, str]]] = tuple,
+    ) -> None:
         self._hidden = hidden
+        self._tables = tables
         self.cast_targets = frozenset(_ROUNDED)
         self._host = host
         self._scene = scene
@@ -85,6 +94,7 @@ class Numerics:
                 self._tell_exponents()
                 self._tell_origin()
                 self._tell_rescaled()
+                self._tell_widened()
         self._forget()
 
     def cast_counts(self) -> Mapping[CastKey, CastCounts]:
@@ -343,6 +353,16 @@ class Numerics:
                         values={"elements": parameter.numel()},
                     )
                 )
+
+    def _tell_widened(self) -> None:
+        """Lines at which float32 tables have made float32 of low-precision activations."""
+        named = {int(tensor.untyped_storage()._cdata): name for tensor, name in self._tables() if plain(tensor)}
+        outside = {index: named[memory] for index, memory in self._origins.outside.items() if memory in named}
+        found, written = widenings(self._origins.results, outside)
+        for one in found:
+            values: dict[str, float | int | None] = {"bytes": one.bytes, "ops": one.ops, "together": written}
+            place = self._host.places.place(one.site)
+            self._host.number(Number("widened", place, one.table, one.op, "forward", one.dtype, values))
 
     def _tell_origin(self) -> None:
         origin = self._origins.trace(self._sinks)

@@ -56,6 +56,7 @@ class Origins:
     """The results of one step. Holds numbers on the device, and of tensors no more than their addresses."""
 
     results: list[Result] = field(default_factory=list)
+    outside: dict[int, int] = field(default_factory=dict)  # results that came from elsewhere -> address of their memory
     _latest: Memory[int] = field(default_factory=Memory)
     _values: list[torch.Tensor | list[float]] = field(default_factory=list)
     _known: list[list[float]] | None = None
@@ -72,7 +73,10 @@ class Origins:
 
     def _source(self, tensor: torch.Tensor) -> int:
         known = self._latest.read(tensor)
-        return self.add(tensor, Result(None, "other", 0, tensor.dtype, tensor.numel())) if known is None else known
+        if known is None:
+            known = self.add(tensor, Result(None, "other", 0, tensor.dtype, tensor.numel()))
+            self.outside[known] = int(tensor.untyped_storage()._cdata)
+        return known
 
     def add(self, tensor: torch.Tensor, result: Result) -> int:
         """Something that is ``measurable`` was written: its index in ``results``."""

@@ -327,6 +327,16 @@ class Modules:
                     if tensor is not None:
                         yield tensor
 
+    def tables(self) -> Iterator[tuple[Any, str]]:
+        """The buffers of all modules that are known and alive, and other tensors that they hold, with their names."""
+        for key, reference in list(self._alive.items()):
+            module = reference()
+            if module is not None:
+                path = self.names[self._known[key]]
+                for name, value in (*module._buffers.items(), *vars(module).items()):
+                    if isinstance(value, torch.Tensor):
+                        yield value, f"{path}.{name}" if path else name
+
     def name(self, root: Any, prefix: str = "") -> None:
         """Give names to a module, all modules in it that have none, and their parameters."""
         for module, path in holders.walk(root, prefix):

@@ -136,7 +136,8 @@ class Session:
         self.signals.before_backward.clear()
         if self.config.dry:
             return  # there are no values to measure
-        self.recording.observe(Numerics(self, self.signals, lambda: self.recording.compiled.hidden))
+        tables = self.places.modules.tables
+        self.recording.observe(Numerics(self, self.signals, lambda: self.recording.compiled.hidden, tables))
         self.recording.add(Weights(self, self.signals))
         self.recording.add(Health(self, self.signals))
         spreads = Spreads(self, self.signals)

@@ -1,4 +1,4 @@
-"""Where a run spends work that low precision was meant to save: AMP601 and AMP602."""
+"""Where a run spends work that low precision was meant to save: AMP601, AMP602 and AMP607."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import replace
 from amp_audit.model import Finding, Location, Related, Subject
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.state import LOW_PRECISION
-from amp_audit.trace.measures import Measure, finding, limit, measured
+from amp_audit.trace.measures import Measure, finding, limit, measured, numbers
 from amp_audit.trace.replay import where
-from amp_audit.trace.schema import OpRow, Trace
+from amp_audit.trace.schema import Number, OpRow, Place, Trace
 
 HOT_PHASES = frozenset({"forward", "recompute", "backward"})
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
@@ -79,4 +79,29 @@ def cast_churn(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Finding
     yield found if place is not None else replace(found, subject=Subject("run", "run"))
 
 
-HOT: Mapping[str, Measure] = {"float32_work": float32_work, "cast_churn": cast_churn}
+def widened(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Finding]:
+    """Each line at which a float32 table met low-precision activations, when the share of the forward pass's bytes that
+    ops after it write in float32 for that is over the limit."""
+    lines: dict[Location | None, list[tuple[int, Number]]] = defaultdict(list)
+    for step, number in numbers(trace, "widened"):
+        lines[where(number.place or Place())].append((step, number))
+    for place, seen in lines.items():
+        counts = [[int(number.values[key] or 0) for key in ("bytes", "ops", "together")] for _, number in seen]
+        steps = len({step for step, _ in seen})
+        amount, ops, most = sum(own for own, _, _ in counts), sum(one for _, one, _ in counts) // steps, 0
+        most = sum({step: together for (step, _), (_, _, together) in zip(seen, counts, strict=True)}.values())
+        if not most or amount / most <= float(detector.options["over"]) or amount / steps < limit(rule, "bytes"):
+            continue
+        first = seen[0][1]
+        table = f"the float32 table {first.subject}" if first.subject else "a float32 table"
+        message = (
+            f"{amount / most:.0%} of the bytes that the forward pass writes are float32 since "
+            f"{first.dtype} activations meet {table} here"
+        )
+        text = f"{ops:,} later ops a step write {amount // steps:,} bytes in float32"
+        evidence = [measured("widened_share", amount / most, text, steps=[step for step, _ in seen], at=place)]
+        found = finding(rule, message, place, evidence)
+        yield found if place is not None else replace(found, subject=Subject("run", "run"))
+
+
+HOT: Mapping[str, Measure] = {"float32_work": float32_work, "cast_churn": cast_churn, "widened": widened}

@@ -7,7 +7,7 @@ import pytest
 from amp_audit import rulebook
 from amp_audit.model import Severity
 from amp_audit.trace import judge
-from amp_audit.trace.schema import OpRow, Place, StepRecord, Trace
+from amp_audit.trace.schema import Number, OpRow, Place, StepRecord, Trace
 
 from ..report import samples
 
@@ -42,3 +42,29 @@ def test_what_a_region_turns_off_on_purpose_is_no_warning(
     trace = Trace(samples.header(), [StepRecord(1, recorded=True, ops=rows)])
     found = [one for one in judge.findings([trace], BOOK) if one.rule == "AMP601"]
     assert [(one.severity, one.location.line) for one in found if one.location] == told
+
+
+def widened(amount: int, together: int, line: int, op: str = "aten.add.Tensor") -> Number:
+    values = {"bytes": amount, "ops": 2, "together": together}
+    return Number("widened", Place("/project/net.py", line), "pe", op, "forward", "bfloat16", values)
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([[widened(200_000, 2_000_000, 7)]], [(7, 0.1)]),
+        ([[widened(90_000, 2_000_000, 7)]], []),  # less than a twentieth
+        ([[widened(90_000, 100_000, 7)]], []),  # too little to matter
+        ([[widened(200_000, 2_000_000, 7)], [widened(100_000, 1_000_000, 7)]], [(7, 0.1)]),
+        ([[widened(60_000, 2_000_000, 7), widened(60_000, 2_000_000, 7, "aten.mul.Tensor")]], [(7, 0.06)]),
+        ([[widened(200_000, 2_000_000, 7), widened(300_000, 2_000_000, 8)]], [(7, 0.1), (8, 0.15)]),
+        ([[]], []),
+    ],
+)
+def test_what_tables_have_widened_is_a_share_of_what_the_forward_pass_writes(
+    steps: list[list[Number]], told: list[tuple[int, float]]
+) -> None:
+    trace = Trace(samples.header(), [StepRecord(n, True, True, numbers=own) for n, own in enumerate(steps, 1)])
+    found = [one for one in judge.findings([trace], BOOK) if one.rule == "AMP607"]
+    assert [(one.location.line, one.evidence[0].value) for one in found if one.location] == told
+    assert all(one.severity is Severity.WARNING for one in found)

@@ -460,9 +460,17 @@ class Operations(abc.ABC):
         by = f".{name}()" if low else base.by if base.low else ""
         origin: Origin = "cast" if low or (base.dtypes != target.dtypes and not fitted) else ""
         numbers = (("value", base.filled),) if base.filled is not None else ()
-        table = base.table and not target.borrowed
         result = Tensor(
-            target.dtypes, by, target.assumed, base.scalar, origin, base.last, base.filled, base.counted, table
+            target.dtypes,
+            by,
+            target.assumed,
+            base.scalar,
+            origin,
+            base.last,
+            base.filled,
+            base.counted,
+            base.table and not target.borrowed,
+            widening.spent(base.widened) if base.dtypes == target.dtypes == FLOAT32 else frozenset(),
         )
         self._use("to", result, numbers, [base], at)
         return result

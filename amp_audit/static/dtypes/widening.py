@@ -29,8 +29,9 @@ ACTIVATIONS = frozenset(_OWN_DTYPE.split())
 """Ops of a network that run in the dtype of what they are given. Sines, clamps and means are none: they stand in
 coordinates, losses and targets, too, which are better off in float32."""
 
-_FLOAT32_ANYWAY = frozenset({"layer_norm", "group_norm", "rms_norm", "softmax"})
-"""Ops on autocast's float32 list through which the values of a network go on."""
+_FLOAT32_ANYWAY = frozenset({"layer_norm", "group_norm", "rms_norm"})
+"""Ops on autocast's float32 list through which the values of a network go on. Softmax is none of them: what is added to
+scores before it is better off in float32."""
 
 _JOINING = frozenset({"cat", "stack", "hstack", "vstack", "dstack", "column_stack", "row_stack", "where"})
 _BLANK = frozenset({"zeros", "empty", "zeros_like", "new_zeros", "empty_like", "new_empty"})
@@ -67,14 +68,25 @@ def carried(
     if not given or result.dtypes != FLOAT32 or result.scalar or kind == "lower":
         return frozenset()
     if name in _FLOAT32_ANYWAY:
-        return frozenset(replace(widened, spent=True) for widened in given)
+        return spent(given)
     if effect == "listed" and kind != "promote" and name not in ACTIVATIONS:
         return frozenset()
     if effect not in ("same", "promote", "listed", "many", "pair"):
         return frozenset()
+    if effect == "promote" and any(map(_is_float32_anyway, tensors)):
+        return spent(given)
     if name in ACTIVATIONS or _widens_more(tensors):
         given = frozenset(_run_by(name, widened, place) for widened in given)
     return given if len(given) <= _MOST else frozenset(sorted(given, key=lambda one: one.place)[:_MOST])
+
+
+def spent(given: frozenset[Widened]) -> frozenset[Widened]:
+    """What tables have widened, from where on it would be float32 without them."""
+    return frozenset(replace(widened, spent=True) for widened in given)
+
+
+def _is_float32_anyway(tensor: Tensor) -> bool:
+    return not (tensor.scalar or tensor.table or tensor.widened or tensor.dtypes <= HALVES | {"int", "bool"})
 
 
 def run_by(name: str, tensor: Tensor, place: Place) -> frozenset[Widened]:

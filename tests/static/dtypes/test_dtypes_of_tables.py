@@ -29,6 +29,9 @@ NETWORK = """
             self.kept[:, 0] = torch.sin(self.table)
             self.register_buffer("queue", torch.zeros(4, 8))
 
+        def rms(self, x):
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
         def forward(self, x, mask):
             h = self.one(x)
             BODY
@@ -143,6 +146,11 @@ def test_what_is_no_table_or_no_float32_widens_nothing_that_is_told(other: str) 
         return self.two(a * b)
         """,
         """
+        h = h + self.table  # AMP607
+        h = h + self.two(self.rms(h.float()).type_as(h))
+        return self.two(self.rms(h.float()).type_as(h))
+        """,
+        """
         h = F.relu(h * self.table)  # AMP607
         return F.scaled_dot_product_attention(h, h, h)
         """,
@@ -159,6 +167,8 @@ def test_whatever_runs_in_float32_on_the_way(body: str) -> None:
         "return self.two(self.norm(h + self.table))",
         "return self.two(F.relu(self.norm(h + self.table)))",
         "return F.dropout((h @ h.T + self.table).softmax(-1)) @ h",
+        "scores = torch.cat([torch.zeros(4, 1), h], -1)[:, 1:] + h\nreturn scores.softmax(-1) @ h",
+        "return self.two(F.relu(self.rms(h + self.table)))",
         "return self.two(h * self.table + h.flip(-1) * self.plain)",
         "return self.two((h - self.table) / self.plain)",
         "return self.two(F.relu((h * self.table).to(h.dtype)))",
