@@ -40,8 +40,8 @@ class Numerics:
     """An ``Observer``. Adds Numbers ``underflow``, ``gradient``, ``nonfinite`` and others; counts the values of casts.
 
     ``hidden``: whether code ran in this step whose operators are not seen. What follows a value from operator to
-    operator does not hold then, and is not told. ``tables``: the tensors that modules hold beside their parameters, with
-    their names.
+    operator does not hold then, and is not told. ``tables``: the tensors that modules hold beside their parameters,
+    with their names.
     """
 
     def __init__(

@@ -157,9 +157,9 @@ class Number:
                       and of parameters, gradients and optimizer state, at the moment when these were most ``together``
     allocated         per GPU (``subject``), bytes by torch's allocator at the end of a deep step: now, and peak since
                       the program last set that back
-    widened           per op and line at which a float32 table (``subject``: its name, if a module has it) met tensors of
-                      ``dtype``: bytes that later ops of the forward pass wrote in float32 for that, how many ``ops``
-                      these were, and bytes that all ops of the pass wrote ``together``
+    widened           per op and line at which a float32 table (``subject``: its name, if a module has it) met tensors
+                      of ``dtype``: bytes that later ops of the forward pass wrote in float32 for that, how many
+                      ``ops`` these were, and bytes that all ops of the pass wrote ``together``
     raised            an op that raised; ``subject`` is the first line of the error, ``dtype`` its first tensor's;
                       without ``op`` the error that ended the program, ``subject`` beginning with its type
     closure           a scaler.step with a closure: backwards inside it

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import amp_audit
 from amp_audit import rulebook
+from amp_audit.model import Verdict
 from amp_audit.trace import judge
 from amp_audit.trace.schema import Number, Trace
 from tests.runtime.recording import every_step_deep, notes, numbers, recorded
@@ -182,3 +184,17 @@ def test_the_finding_names_line_and_table(batch: int, told: int, tmp_path: Path)
         assert one.location is not None and one.location.line == residual.__code__.co_firstlineno + 1
         assert "the float32 table table" in one.message
         assert one.evidence[0].value == pytest.approx(3 * 2 * BATCH * LENGTH * WIDTH * 4 / written(trace)[0], rel=0.01)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_is_read_and_what_a_run_shows_are_one_finding(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(rulebook.load()["AMP607"].examples[number].code, encoding="utf-8")
+    report = amp_audit.audit("train.py")
+    assert report is not None
+    (found,) = report.findings
+    assert (found.rule, found.verdict) == ("AMP607", Verdict.CONFIRMED)
+    assert {item.source for item in found.evidence} == {"static", "runtime"}
+    assert {item.name for item in found.evidence} >= {"widened_share"}
