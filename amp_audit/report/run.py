@@ -35,7 +35,7 @@ def sections(run: Summary, program: Program | None, root: Path, verbose: bool) -
     if run.underflow:
         yield section("Gradients lost to low precision", list(_underflow(run.underflow, limit, root)))
     if run.health:
-        yield section("Training", [Text(line) for line in map(_health, run.health)])
+        yield section("Training", [Text(line) for line in _training(run.health, limit)])
 
 
 def _story(run: Summary, program: Program | None) -> Iterator[str]:
@@ -186,10 +186,22 @@ def _of_steps(steps: Sequence[int]) -> str:
     return f"{'step' if len(steps) == 1 else 'steps'} {ranges(steps)}"
 
 
+def _training(courses: Sequence[Health], limit: int) -> Iterator[str]:
+    """Losses and norms, of each kind the first ones: folds and stages have optimizers of their own."""
+    kinds: dict[str, list[Health]] = {}
+    for course in courses:
+        kinds.setdefault(course.name.partition(" of ")[0], []).append(course)
+    for kind, found in kinds.items():
+        yield from map(_health, found[:limit])
+        if len(found) > limit:
+            yield f"{kind}: {len(found) - limit:,} more (--verbose)"
+
+
 def _health(item: Health) -> str:
-    text = f"{item.name}: {item.first:.4g} at first, {item.last:.4g} at last"
-    if item.largest > max(item.first, item.last):
-        text += f", at most {item.largest:.4g} in step {item.largest_at}"
+    first, last, largest = f"{item.first:.4g}", f"{item.last:.4g}", f"{item.largest:.4g}"
+    text = f"{item.name}: {first} at first, {last} at last"
+    if largest not in (first, last):
+        text += f", at most {largest} in step {item.largest_at}"
     if item.nonfinite:
         text += f"; inf or NaN in {plural(len(item.nonfinite), 'step')} ({ranges(item.nonfinite)})"
     return text

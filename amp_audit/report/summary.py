@@ -432,20 +432,26 @@ def _window(traces: Sequence[Trace]) -> Window | None:
     return Window(low, high, found.nonzero, tuple(found.steps), tuple(found.broken))
 
 
+Point = tuple[int, float | int | None]
+
+
 def _health(steps: Sequence[StepRecord]) -> Iterator[Health]:
     """Losses and gradient norms of the first rank.
 
     A step's loss is the sum over its backward passes, for that is what its gradient is of; passes at several lines
-    (a generator's and a discriminator's) are told apart. Of several optimizers or clips in a step each counts by
-    itself.
+    (a generator's and a discriminator's) are told apart, and so are optimizers and clips of several models. Of several
+    clips of one model in a step each counts by itself.
     """
     yield from _losses([step for step in steps if not step.open])
-    clipped = _points(steps, "clip", "unscaled")
-    yield from _course("gradient norm before clipping", clipped)
-    yield from _course("gradient norm at the step" if clipped else "gradient norm", _points(steps, "grad_norm", "norm"))
+    clipped, stepped = _points(steps, "clip", "unscaled"), _points(steps, "grad_norm", "norm")
+    several = len(stepped) > 1
+    yield from _norms("gradient norm before clipping", clipped, several)
+    yield from _norms("gradient norm at the step" if clipped else "gradient norm", stepped, several)
 
 
-Point = tuple[int, float | int | None]
+def _norms(name: str, points: Mapping[str, Sequence[Point]], several: bool) -> Iterator[Health]:
+    for subject, course in points.items():
+        yield from _course(f"{name} of {subject}" if subject and several else name, course)
 
 
 def _losses(steps: Sequence[StepRecord]) -> Iterator[Health]:
@@ -468,13 +474,14 @@ def _losses(steps: Sequence[StepRecord]) -> Iterator[Health]:
         yield from _course(name, points)
 
 
-def _points(steps: Sequence[StepRecord], name: str, key: str) -> list[Point]:
-    return [
-        (step.step, number.values[key])
-        for step in steps
-        for number in step.numbers
-        if number.name == name and key in number.values
-    ]
+def _points(steps: Sequence[StepRecord], name: str, key: str) -> Mapping[str, list[Point]]:
+    """By whose they are."""
+    found: defaultdict[str, list[Point]] = defaultdict(list)
+    for step in steps:
+        for number in step.numbers:
+            if number.name == name and key in number.values:
+                found[number.subject or ""].append((step.step, number.values[key]))
+    return found
 
 
 def _course(name: str, points: Sequence[Point]) -> Iterator[Health]:

@@ -15,7 +15,7 @@ import torch.nn.utils.clip_grad as clip_grad
 from amp_audit.events import Kind
 from amp_audit.runtime import roots
 from amp_audit.runtime.interrupts import Deferred
-from amp_audit.runtime.owners import Owner, Snapshot, reached
+from amp_audit.runtime.owners import Owner, Snapshot, common_module, reached
 from amp_audit.runtime.queue import finite, quiet_clone
 from amp_audit.runtime.teller import Teller
 from amp_audit.trace.schema import Number
@@ -175,7 +175,8 @@ class Gradients:
                     owner.look()
                 if owners and isinstance(result, torch.Tensor):
                     kind = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
-                    self._note_norm(result, limit, {owner.scaled for owner in owners} if kind == 2 else {None})
+                    scaled = {owner.scaled if kind == 2 else None for owner in owners}
+                    self._note_norm(result, limit, scaled, common_module(listed, self._teller.host.places.modules))
             return result
 
         return clip
@@ -191,7 +192,7 @@ class Gradients:
             row.owners = None
         return owners
 
-    def _note_norm(self, norm: torch.Tensor, limit: Any, scaled: set[bool | None]) -> None:
+    def _note_norm(self, norm: torch.Tensor, limit: Any, scaled: set[bool | None], module: str) -> None:
         values: dict[str, float | int | None] = {}
         if isinstance(limit, (int, float)):
             values["max_norm"] = finite(float(limit))
@@ -203,7 +204,7 @@ class Gradients:
             copy = quiet_clone(value) if value is not None else None
             if copy is not None and copy.numel() == 1:
                 self._teller.queue.add(copy, then)
-        self._teller.host.number(Number("clip", place=self._teller.host.places.here(), values=values))
+        self._teller.host.number(Number("clip", self._teller.host.places.here(), module or None, values=values))
 
     def _optimizer_zero_grad(self, original: Call) -> Call:
         def zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:

@@ -58,7 +58,7 @@ class Health:
             norms = torch._foreach_norm(grads, 2, dtype=torch.float32)  # type: ignore[no-untyped-call,unused-ignore]
             done = functools.partial(_total, squares, len(by_device), scale, values)
             self._queue.add(widest(torch.stack(norms)).square().sum(), done)
-        self._host.number(Number("grad_norm", subject=type(optimizer).__name__, values=values))
+        self._host.number(Number("grad_norm", subject=self._scene.label(optimizer), values=values))
 
     def before_step(self, optimizer: Any, *, closure: bool) -> None:
         """Nothing is left to do."""

@@ -1,7 +1,7 @@
-"""What a program calls its models: the variables, attributes and containers that hold them where one is called.
+"""What a program calls its models and optimizers: the variables, attributes and containers that hold them.
 
 Nothing of the program runs: only instance dictionaries, plain lists, tuples and dicts are looked into. This is done
-when a model is met for the first time, never again.
+when one is met for the first time, never again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -79,7 +79,7 @@ def held(frame: FrameType | None) -> list[Held]:
     """
     found: list[Held] = []
     covered: set[int] = set()
-    for expression, module, keeper in _candidates(frame):
+    for expression, module, keeper in _candidates(frame, _is_module):
         if id(module) in covered:
             continue
         inside = [one for one, _ in walk(module)]
@@ -91,18 +91,23 @@ def held(frame: FrameType | None) -> list[Held]:
     return found
 
 
-def _candidates(frame: FrameType | None) -> Iterator[tuple[str, Any, Any]]:
+def variable(frame: FrameType | None, thing: Any) -> str | None:
+    """How the variables of a frame and of its callers get at ``thing``, as ``Held.expression``; None: none does."""
+    return next((expression for expression, *_ in _candidates(frame, lambda one: one is thing)), None)
+
+
+def _candidates(frame: FrameType | None, wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any, Any]]:
     for names, loops in reversed(list(_namespaces(frame))):
         known = [(name, value) for name, value in names.items() if not name.startswith(("_", "."))][:_MOST]
         lasting = [(name, value) for name, value in known if name not in loops]
         passing = [(name, value) for name, value in known if name in loops]
-        yield from ((name, value, None) for name, value in lasting if _is_module(value))
+        yield from ((name, value, None) for name, value in lasting if wanted(value))
         for _, value in known:
             keeper = value if _is_module(value) else None
-            yield from ((name, one, keeper) for name, one in _attributes(value))
+            yield from ((name, one, keeper) for name, one in _attributes(value, wanted))
         for name, value in lasting:
-            yield from ((element, one, None) for element, one in _elements(name, value))
-        yield from ((name, value, None) for name, value in passing if _is_module(value))
+            yield from ((element, one, None) for element, one in _elements(name, value, wanted))
+        yield from ((name, value, None) for name, value in passing if wanted(value))
 
 
 def _namespaces(frame: FrameType | None) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:
@@ -160,21 +165,21 @@ def _attributes_of(value: Any) -> dict[str, Any]:
     return found if type(found) is dict else {}
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """The modules among an object's attributes and in their containers; of a module those that are not registered."""
+def _attributes(value: Any, wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """What is wanted among an object's attributes and in their containers; of a module what is not registered."""
     if issubclass(type(value), _PLAIN):
         return
     known = list(_attributes_of(value).items())[:_MOST]
-    yield from ((name, one) for name, one in known if _is_module(one))
+    yield from ((name, one) for name, one in known if wanted(one))
     for name, one in known:
         if name not in ("_modules", "_parameters", "_buffers"):
-            yield from _elements(name, one)
+            yield from _elements(name, one, wanted)
 
 
-def _elements(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _elements(name: str, value: Any, wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     if type(value) in (list, tuple):
-        yield from ((f"{name}[{index}]", one) for index, one in enumerate(value[:_MOST]) if _is_module(one))
+        yield from ((f"{name}[{index}]", one) for index, one in enumerate(value[:_MOST]) if wanted(one))
     elif type(value) is dict:
         for key, one in list(value.items())[:_MOST]:
-            if type(key) in (str, int) and _is_module(one):
+            if type(key) in (str, int) and wanted(one):
                 yield f"{name}[{key!r}]", one

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from amp_audit.runtime import holders
 from amp_audit.runtime.dtypes import LOW, short
 from amp_audit.runtime.parts import Names
 
@@ -111,6 +113,8 @@ class Owners:
         self._modules: weakref.WeakKeyDictionary[Any, tuple[int, tuple[Owner, ...]]] = weakref.WeakKeyDictionary()
         self._epoch = 0
         self._all: tuple[tuple[int, int], list[Owner]] | None = None
+        self._labels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._taken: set[str] = set()
 
     def id(self, thing: Any) -> tuple[int, bool]:
         """The number of a scaler or an optimizer, and whether it is new."""
@@ -138,6 +142,25 @@ class Owners:
                         given = group.get("param_names")
                         return str(given[index]) if given else f"{type(optimizer).__name__}.{number}.{index}"
         return "?"
+
+    def label(self, optimizer: Any, names: Names) -> str:
+        """What tells an optimizer from the others: the module that all its parameters lie in, the variable that holds
+        it, its type. To be asked for while it steps; it stays.
+        """
+        known = self._labels.get(optimizer)
+        if known is None:
+            others = [common_module(_trained(one), names) for one in self.optimizers() if one is not optimizer]
+            module = _apart(common_module(_trained(optimizer), names), others)
+            found = module or holders.variable(sys._getframe(1), optimizer) or type(optimizer).__name__
+            known = self._labels[optimizer] = self._unused(found)
+        return known
+
+    def _unused(self, label: str) -> str:
+        """The label, numbered when another optimizer has or had it: the fold's before, the stage's before."""
+        numbered = (f"{label} ({count})" for count in itertools.count(2))
+        free = next(one for one in itertools.chain((label,), numbered) if one not in self._taken)
+        self._taken.add(free)
+        return free
 
     def link(self, optimizer: Any) -> tuple[Owner, ...]:
         """The owners of an optimizer's parameters; parameter groups added later are noticed."""
@@ -208,6 +231,31 @@ def reached(before: Snapshot) -> tuple[Owner, ...]:
 def _changed(parameter: torch.Tensor, grad: torch.Tensor | None, version: int) -> bool:
     now = parameter.grad
     return now is not None and (now is not grad or now._version != version)
+
+
+def common_module(parameters: Iterable[torch.Tensor], names: Names) -> str:
+    """The innermost module that all parameters lie in; "" where that is the outermost or not known."""
+    parents = [(names.parameter(parameter) or "").split(".")[:-1] for parameter in parameters]
+    shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*parents, strict=False))
+    return ".".join(parts[0] for parts in shared)
+
+
+def _apart(module: str, others: Collection[str]) -> str:
+    """The outermost module around one in which none of the others lies, if there is one, else the module itself; "" for
+    one of the others.
+    """
+    if module in others:
+        return ""
+    parts = module.split(".")
+    around = (".".join(parts[:count]) for count in range(1, len(parts)))
+    whole = "" in others or any(module.startswith(f"{other}.") for other in others)
+    free = (one for one in around if not any(f"{other}.".startswith(f"{one}.") for other in others))
+    return module if whole else next(free, module)
+
+
+def _trained(optimizer: Any) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def low_dtype(parameters: Iterable[torch.Tensor]) -> str | None:

@@ -138,6 +138,9 @@ class Scene(Protocol):
     def name(self, parameter: Any) -> str:
         """What a person would call a parameter."""
 
+    def label(self, optimizer: Any) -> str:
+        """What tells an optimizer that is about to step from the others."""
+
 
 class Noting(Protocol):
     """To whom it is said what could not be seen."""

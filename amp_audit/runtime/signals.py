@@ -132,6 +132,10 @@ class Signals:
         """What a person would call a parameter."""
         return self._teller.owners.name(parameter, self._teller.host.places.modules)
 
+    def label(self, optimizer: Any) -> str:
+        """What tells an optimizer from the others: the module that it trains, or the variable that holds it."""
+        return self._teller.owners.label(optimizer, self._teller.host.places.modules)
+
     def settle(self) -> None:
         """Read what was queued on the device. Called once at the end of each step, before the step is written."""
         with self._teller.quiet("settle"):

@@ -138,10 +138,11 @@ class Number:
     lost_updates      per parameter: elements, updates (nonzero update), lost (of these, weight unchanged)
     scale             per scaler (``subject``): before, after, skipped (0 or 1)
     clip              per call: norm as seen by the call, max_norm, and the loss scale in force; where it is known of
-                      all gradients whether they carry that, their 2-norm ``unscaled``
+                      all gradients whether they carry that, their 2-norm ``unscaled``; ``subject``: the module that
+                      all the parameters lie in, if that is not the outermost
     loss              per backward of one scalar: value without the loss scale (null when not finite), and the scale
-    grad_norm         per optimizer that steps (``subject``): norm of its gradients without the loss scale, and the
-                      scale they carried
+    grad_norm         per optimizer that steps (``subject``: the module that it trains, or the variable that holds it):
+                      norm of its gradients without the loss scale, and the scale they carried
     exponents         counts of values by binary exponent: "-14" counts 2**-14 <= \\|x\\| < 2**-13, beside ``zero`` and
                       ``nonfinite``. With phase forward or backward: what the ops of a module (``subject``) gave before
                       rounding to ``dtype``; with phase "gradient": a parameter's (``subject``) gradient; with phase

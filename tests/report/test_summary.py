@@ -226,3 +226,20 @@ def test_norms_before_and_after_clipping_have_names_of_their_own() -> None:
     ]
     found = {each.name: each.first for each in summarize([trace]).health}
     assert found == {"gradient norm before clipping": 10.0, "gradient norm at the step": 1.0}
+
+
+def test_gradient_norms_of_several_optimizers_are_told_apart() -> None:
+    """In a GAN each network has its own; what neither is would be a mixture of both."""
+    trace = samples.trace()
+    for at, record in enumerate(trace.steps):
+        record.numbers += [
+            Number("grad_norm", subject="netD", values={"norm": 8.0 - at, "scale": 1.0}),
+            Number("clip", subject="netG", values={"norm": 2.0, "unscaled": 2.0}),
+            Number("grad_norm", subject="netG", values={"norm": 1.0 + at, "scale": 1.0}),
+        ]
+    found = {each.name: (each.first, each.last) for each in summarize([trace]).health}
+    assert found == {
+        "gradient norm before clipping of netG": (2.0, 2.0),
+        "gradient norm at the step of netD": (8.0, 6.0),
+        "gradient norm at the step of netG": (1.0, 3.0),
+    }

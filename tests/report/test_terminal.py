@@ -12,7 +12,7 @@ from amp_audit.model import Confidence, Coverage, Evidence, Location, Severity, 
 from amp_audit.report import render
 from amp_audit.report.content import Program, Report
 from amp_audit.report.summary import summarize
-from amp_audit.trace.schema import End
+from amp_audit.trace.schema import End, Number
 
 from . import samples
 
@@ -267,3 +267,14 @@ def test_no_colour_unless_on_a_terminal_that_wants_it(project: Path, monkeypatch
     assert coloured() and not coloured(color=False)
     monkeypatch.setenv("NO_COLOR", "1")
     assert not coloured()
+
+
+def test_of_many_gradient_norms_the_first_are_shown(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = samples.trace()
+    trace.steps[0].numbers += [
+        Number("grad_norm", subject=f"fold{at}", values={"norm": 1.0 + at, "scale": 1.0}) for at in range(7)
+    ]
+    report = replace(samples.report(root=project), summary=summarize([trace]))
+    text = shown(report, monkeypatch)
+    assert "\n  gradient norm of fold4: 5 at first, 5 at last\n  gradient norm: 2 more (--verbose)\n" in text
+    assert "gradient norm of fold6: 7 at first" in shown(report, monkeypatch, verbose=True)

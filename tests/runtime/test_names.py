@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from amp_audit.runtime import owners
 from tests.runtime.recording import notes, numbers, recorded
 
 torch.set_num_threads(1)
@@ -250,3 +251,75 @@ def test_looking_runs_no_code_of_the_program(tmp_path: Path) -> None:
         del touchy
 
     assert named(program, tmp_path)[0] == "first.weight"
+
+
+def gan() -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    netG, netD = net(), net()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (netG, netD)]
+    for _ in range(2):
+        netD(netG(torch.randn(3, 4))).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def one_model_two_optimizers() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    matrices = torch.optim.SGD([p for p in model.parameters() if p.ndim > 1], lr=0.1)
+    others = {"rest": torch.optim.SGD([p for p in model.parameters() if p.ndim == 1], lr=0.1)}
+    for _ in range(2):
+        model(torch.randn(3, 4)).square().mean().backward()
+        for optimizer in (matrices, *others.values()):
+            optimizer.step()
+
+
+def parts_of_a_model() -> None:
+    model = nn.ModuleDict({"enc": nn.Sequential(nn.Linear(4, 4)), "head": nn.Sequential(nn.Linear(4, 4))})
+    one, two = (torch.optim.SGD(model[name].parameters(), lr=0.1) for name in ("enc", "head"))
+    for _ in range(2):
+        model["head"](model["enc"](torch.randn(3, 4))).square().mean().backward()
+        one.step()
+        two.step()
+
+
+def folds() -> None:
+    for _ in range(2):
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("run", "names"),
+    [
+        (folds, {"optimizer", "optimizer (2)"}),
+        (gan, {"netG", "netD"}),
+        (one_model_two_optimizers, {"matrices", "others['rest']"}),
+        (parts_of_a_model, {"enc", "head"}),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_optimizers_are_told_apart_by_what_they_train(run: Callable[[], None], names: set[str], tmp_path: Path) -> None:
+    found = [number.subject for number in numbers(recorded(run, tmp_path), "grad_norm")]
+    assert set(found) == names and len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("module", "others", "label"),
+    [
+        ("actor.net", ["critic.net"], "actor"),
+        ("model.encoder.layers", ["model.decoder"], "model.encoder"),
+        ("model", ["model.head"], "model"),
+        ("model.head", ["model"], "model.head"),
+        ("encoder", [""], "encoder"),
+        ("a", ["ab"], "a"),
+        ("", [], ""),
+        ("a.b", ["a.b"], ""),
+    ],
+)
+def test_a_module_is_told_apart_as_far_out_as_it_goes(module: str, others: list[str], label: str) -> None:
+    assert owners._apart(module, others) == label
