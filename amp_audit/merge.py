@@ -6,6 +6,7 @@ the code shows is held against what the run did there.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -62,8 +63,12 @@ def _covers(place: Location, other: Location) -> bool:
     return True
 
 
-@cache
 def _resolved(path: str) -> str:
+    return _real(os.path.abspath(path))  # a working directory may change
+
+
+@cache
+def _real(path: str) -> str:
     return str(Path(path).resolve())
 
 

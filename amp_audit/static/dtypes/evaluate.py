@@ -45,7 +45,7 @@ from amp_audit.static.dtypes.values import (
     options,
     part_of,
 )
-from amp_audit.static.dtypes.widening import keeps_dimensions
+from amp_audit.static.dtypes.widening import BLANK, keeps_dimensions
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_weights
 from amp_audit.static.source.traverse import dotted_text, root_name
@@ -143,6 +143,8 @@ class Evaluation(Models):
                     self.record.frozen.update(base.of)
             elif isinstance(base, (Object, Opaque)) and base.id:
                 held = self.heap.setdefault(base.id, {})
+                if isinstance(value, Tensor) and value.last in BLANK and not self.frame.setup:
+                    value = replace(value, table=False)  # a state, of which this is the beginning
                 strong = base == self.frame.bound and self.frame.setup and self.guards == self.frame.guards
                 held[target.name] = value if strong or target.name not in held else join(held[target.name], value)
 
@@ -273,9 +275,8 @@ class Evaluation(Models):
         return Opaque((bound.id, name), name, number=name.lower() in OPTIONS)
 
     def _buffer(self, held: Value) -> Value:
-        """A buffer, which is cast with the model whose forward runs here. Where that is only taken to run here, and is
-        known to be cast elsewhere, nothing rests on the buffer's dtype.
-        """
+        """A buffer, which is cast with the model whose forward runs here; no table where that is only taken to run
+        here, and is cast elsewhere."""
         if self.guessing and isinstance(held, Tensor) and not self.cast_by_hand.isdisjoint(self.active[-1:]):
             return replace(held, table=False)
         floats = isinstance(held, Tensor) and held.dtypes == frozenset({"float32"})

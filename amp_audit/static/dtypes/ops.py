@@ -193,12 +193,16 @@ class Operations(abc.ABC):
             self.narrowed(tensors, at, name)
         found = widening.carried(name, effect, kind, tensors, result, place)
         met = widening.widening(op, effect, kind, tensors, result)
-        if met is not None:
+        if met is not None and not self._begins_loop(met[1]):
             low, _ = met
             assumed = any(tensor.assumed for tensor in met)
             function = self.active[-1] if self.active else None
             found |= {Widened(place, function, name, low.dtypes, low.by or low.last, assumed)}
         return replace(result, widened=found) if found else result
+
+    def _begins_loop(self, table: Tensor) -> bool:
+        """Whether a table is zeros that a loop begins with: the state of a recurrence, low from the second round on."""
+        return table.last in widening.BLANK and any(table in loop.start.values() for loop in self.loops)
 
     def narrowed(self, tensors: Sequence[Tensor], at: int, name: str) -> None:
         """Note that a matrix product takes what tables have widened, as the op ``widen`` at the place of each.

@@ -34,7 +34,7 @@ _FLOAT32_ANYWAY = frozenset({"layer_norm", "group_norm", "rms_norm"})
 scores before it is better off in float32."""
 
 _JOINING = frozenset({"cat", "stack", "hstack", "vstack", "dstack", "column_stack", "row_stack", "where"})
-_BLANK = frozenset({"zeros", "empty", "zeros_like", "new_zeros", "empty_like", "new_empty"})
+BLANK = frozenset({"zeros", "empty", "zeros_like", "new_zeros", "empty_like", "new_empty"})
 """What adds nothing but a dtype: the first state of a recurrence, the beginning of a sum."""
 
 _LOSES_DIMENSIONS = frozenset({"squeeze", "unbind", "select", "amax", "amin", "median", "mean", "std", "var", "sum"})
@@ -118,7 +118,7 @@ def widening(
     wide = [tensor for tensor in floats if tensor not in low]
     if not low or not wide or any(not tensor.table or tensor.dtypes != FLOAT32 for tensor in wide):
         return None
-    if name not in _JOINING and all(tensor.last in _BLANK for tensor in wide):
+    if name not in _JOINING and all(tensor.last in BLANK for tensor in wide):
         return None
     return None if any(tensor.origin == "model" for tensor in low) else (low[0], wide[0])
 
