@@ -119,8 +119,18 @@ class Gradients:
         values: dict[str, float | int | None] = {}
         for name, copy in reversed(copies.items()):
             if copy is not None:
-                self._teller.queue.add(copy, functools.partial(_unscaled, values, name))
+                self._teller.queue.add(copy, functools.partial(self._read_loss, values, name, listed[0].dtype))
         self._teller.host.number(Number("loss", place=self._teller.host.places.here(), values=values))
+
+    def _read_loss(self, values: dict[str, float | int | None], name: str, dtype: torch.dtype, value: float) -> None:
+        """The scale comes first. A float16 loss of one element may be too large only with the scale in it: it is then
+        not known."""
+        scale = values.get("scale") if name == "value" else None
+        if scale and dtype is torch.float16 and math.isinf(value):
+            return
+        values[name] = finite(value / scale if scale else value)
+        if values[name] is None:
+            self._teller.host.look_closely()
 
     def _note_backward(self, seen: _Seen) -> None:
         owners = self._teller.passes.read(lambda: _changed(seen.gradients))
@@ -258,12 +268,6 @@ def _put_norm(values: dict[str, float | int | None], scaled: bool | None, value:
     scale = values.get("scale") if scaled else 1.0
     if scaled is not None and scale:
         values["unscaled"] = finite(value / scale)
-
-
-def _unscaled(values: dict[str, float | int | None], name: str, value: float) -> None:
-    """The scale comes first."""
-    scale = values.get("scale") if name == "value" else None
-    values[name] = finite(value / scale if scale else value)
 
 
 def _tensors(roots: Any) -> list[torch.Tensor]:

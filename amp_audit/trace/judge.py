@@ -12,13 +12,13 @@ from dataclasses import replace
 from amp_audit.hazards import Hazard
 from amp_audit.model import Confidence, Evidence, Finding, Location, Related, Subject, Verdict
 from amp_audit.rulebook import Rulebook
-from amp_audit.trace import across, hot, misuse, ranges
+from amp_audit.trace import across, broken, hot, misuse, ranges
 from amp_audit.trace.measures import MEASURES, measured, numbers
 from amp_audit.trace.replay import Replay, replay, where
 from amp_audit.trace.schema import Place, Trace
 
 _SHOWN = 8
-_MEASURES = {**MEASURES, **misuse.MISUSES, **ranges.RANGES, **hot.HOT}
+_MEASURES = {**MEASURES, **misuse.MISUSES, **ranges.RANGES, **hot.HOT, **broken.BROKEN}
 
 
 def findings(traces: Sequence[Trace], book: Rulebook) -> list[Finding]:

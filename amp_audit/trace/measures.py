@@ -78,10 +78,13 @@ def finding(rule: Rule, message: str, location: Location | None, evidence: Itera
 
 @dataclass(slots=True)
 class Flush:
-    """What was lost at one line: sums over the steps in which it was counted."""
+    """What was lost at one line: sums over the steps in which it was counted. ``starved``: elements of the gradients
+    that are zero for it.
+    """
 
     nonzero: int = 0
     flushed: int = 0
+    starved: int = 0
     ops: dict[str, int] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
 
@@ -96,6 +99,11 @@ class Flush:
         return self.flushed / self.nonzero if self.nonzero else 0.0
 
     @property
+    def lost(self) -> int:
+        """Elements: a scalar that becomes zero at the loss takes all gradients with it."""
+        return max(self.flushed, self.starved)
+
+    @property
     def worst(self) -> str:
         return max(self.ops, key=lambda op: self.ops[op])
 
@@ -104,16 +112,18 @@ def gradient_underflow(trace: Trace, rule: Rule, detector: Detector) -> Iterator
     """The line where most nonzero gradient elements became zero, when their share there is over the limit."""
     lines = flushes(trace)
     over = float(detector.options["over"])
-    bad = [item for item in lines.items() if item[1].share > over and item[1].flushed >= limit(rule, "elements")]
+    bad = [item for item in lines.items() if item[1].share > over and item[1].lost >= limit(rule, "elements")]
     if not bad:
         return
-    bad.sort(key=lambda item: -item[1].flushed)
+    bad.sort(key=lambda item: -item[1].lost)
     (place, worst), *others = bad
     scale = _scale_in(trace, worst.steps)
     message = (
         f"{worst.share:.1%} of the nonzero gradient elements became zero in {_short(worst.worst)} "
         f"({worst.flushed:,} of {worst.nonzero:,}), with a loss scale of {scale:g}"
     )
+    if worst.starved:
+        message += f"; gradients of {worst.starved:,} elements are zero for it"
     text = f"{worst.flushed:,} of {worst.nonzero:,} nonzero elements flushed by {_short(worst.worst)}"
     evidence = [measured("flushed_share", worst.share, text, steps=worst.steps, at=place), *_parameters(trace)]
     related = tuple(
@@ -138,6 +148,8 @@ def flushes(trace: Trace) -> dict[Location | None, Flush]:
                 at = where(number.place or Place())
                 nonzero, flushed = int(number.values["nonzero"] or 0), int(number.values["flushed"] or 0)
                 lines[at].add(number.op or "?", record.step, nonzero, flushed)
+            elif number.name == "starved" and number.dtype == "float16":
+                lines[where(number.place or Place())].starved += int(number.values["elements"] or 0)
     return lines
 
 

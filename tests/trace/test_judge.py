@@ -170,6 +170,18 @@ def test_a_layer_that_got_no_gradient_is_named_with_what_lost_it() -> None:
     assert (item.value, item.line, item.steps) == (128, 4, tuple(range(2, 32)))
 
 
+def test_a_scalar_that_becomes_zero_counts_as_what_starves_for_it() -> None:
+    """The loss itself underflows: one element is flushed, and with it every gradient."""
+    starved = [
+        Number("starved", at(4), name, "aten.mul.Tensor", "backward", "float16", {"elements": 40}) for name in "ab"
+    ]
+    steps = [step(*iteration(), numbers=[flush(4, "aten.mul.Tensor", 1, 1), *starved])]
+    (finding,) = (one for one in judge.findings([trace(START, *steps)], BOOK) if one.rule == "AMP511")
+    assert finding.message.endswith("(1 of 1), with a loss scale of 1; gradients of 80 elements are zero for it")
+    without = [step(*iteration(), numbers=[flush(4, "aten.mul.Tensor", 1, 1)])]
+    assert all(one.rule != "AMP511" for one in judge.findings([trace(START, *without)], BOOK))
+
+
 @pytest.mark.parametrize(("nonzero", "flushed"), [(10_000, 499), (100, 50), (0, 0)])
 def test_little_underflow_is_no_finding(nonzero: int, flushed: int) -> None:
     assert found(trace(START, step(*iteration(), numbers=[flush(4, "aten.mm.default", nonzero, flushed)]))) == []

@@ -1,0 +1,88 @@
+"""Losses and gradients that break on a step on which no operator was followed."""
+
+from __future__ import annotations
+
+import pytest
+
+from amp_audit.model import Confidence, Finding, Severity
+from amp_audit.trace import judge
+from amp_audit.trace.schema import Number, OpRow, Place, StepRecord
+from tests.trace.test_judge import BOOK, PATH, at, trace
+
+
+def loss(value: float | None) -> Number:
+    return Number("loss", at(9), values={"value": value})
+
+
+def norm(value: float | None) -> Number:
+    return Number("grad_norm", subject="model", values={"norm": value, "scale": 1.0})
+
+
+def spread(name: str, bad: int, phase: str = "output") -> Number:
+    values = {"-1": 60, "nonfinite": bad} if bad else {"-1": 64}
+    return Number("exponents", subject=name, phase=phase, dtype="bfloat16", values=values)
+
+
+def row(module: str, line: int) -> OpRow:
+    place = Place(PATH, line, 5, 20, module=module)
+    return OpRow("forward", "aten.addmm", ("bfloat16",), "bfloat16", place, "bfloat16", 1, 64, 128)
+
+
+def step(*numbers: Number, ops: tuple[OpRow, ...] = (), deep: bool = False) -> StepRecord:
+    return StepRecord(0, recorded=True, deep=deep, numbers=list(numbers), ops=list(ops))
+
+
+SOUND = step(loss(1.0), spread("enc", 0), spread("dec", 0), norm(2.0))
+BROKEN = step(loss(None), spread("enc", 0), spread("dec", 4), spread("", 4), norm(None), ops=(row("dec", 5),))
+
+
+def broken(*steps: StepRecord) -> list[Finding]:
+    return [one for one in judge.findings([trace(*steps)], BOOK) if one.rule == "AMP512"]
+
+
+def test_the_step_and_the_first_module_are_told() -> None:
+    (finding,) = broken(SOUND, SOUND, BROKEN, BROKEN)
+    assert finding.message == (
+        "the loss is inf or NaN, in 2 steps, first in step 3; dec was the first module to return some, after enc"
+    )
+    assert finding.location is not None and finding.location.line == 5
+    assert (finding.severity, finding.confidence) == (Severity.ERROR, Confidence.MEDIUM)
+    assert finding.evidence[0].steps == (3, 4) and "--deep all" in finding.note
+
+
+def test_without_counts_the_backward_is_where_it_shows() -> None:
+    (finding,) = broken(SOUND, StepRecord(0, recorded=False, numbers=[loss(None)]))
+    assert finding.message == "the loss is inf or NaN, in step 2"
+    assert finding.location is not None and finding.location.line == 9
+
+
+def test_a_gradient_breaks_where_the_loss_is_sound() -> None:
+    first = step(loss(1.0), norm(None), spread("enc.weight", 0, "gradient"), spread("dec.weight", 2, "gradient"))
+    (finding,) = broken(SOUND, first, BROKEN)
+    assert (
+        finding.message
+        == "gradients are inf or NaN where the loss is finite, in 2 steps, first in step 2: those of dec.weight"
+    )
+    assert finding.location is not None and finding.location.line == 9
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (loss(1.0), norm(None), Number("scale", values={"before": 65536.0, "after": 32768.0, "skipped": 1})),
+        (loss(1.0), norm(1.0), spread("scores", 8)),
+        (Number("loss", at(9)), norm(1.0)),
+    ],
+    ids=["a scaler looks for its scale", "a mask of -inf", "not known with the scale in it"],
+)
+def test_what_is_no_break(numbers: tuple[Number, ...]) -> None:
+    assert broken(SOUND, step(*numbers), SOUND) == []
+
+
+def test_a_known_operator_says_it_better() -> None:
+    origin = Number(
+        *("nonfinite", at(4), None, "aten.mm.default", "forward", "bfloat16"),
+        {"inf": 3, "nan": 0, "elements": 64, "input_max": 2.0},
+    )
+    (finding,) = broken(SOUND, BROKEN, step(loss(None), origin, deep=True))
+    assert finding.location is not None and finding.location.line == 4 and finding.message.startswith("mm made 3 inf")
