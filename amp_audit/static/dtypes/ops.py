@@ -184,6 +184,8 @@ class Operations(abc.ABC):
 
     def _widened(self, op: str, effect: str | None, result: Tensor, tensors: Sequence[Tensor], at: int) -> Tensor:
         """A result with what tables have widened; what ends here is noted."""
+        if not any(tensor.table or tensor.widened for tensor in tensors):
+            return result
         live, name, place = self.live, surface.canonical(op), (self.path, at)
         kind = surface.kind_of(name, live.device if live is not None else "cuda")
         by_hand = self.region is None and bool(self.weights) and self.weights[-1] <= HALVES
