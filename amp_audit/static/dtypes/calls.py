@@ -283,6 +283,11 @@ class Calls(Evaluation):
         bound = self.frame.bound if self.frames else None
         return isinstance(bound, Object) and self.is_module(bound.cls)
 
+    def of_unknown(self) -> bool:
+        """Whether the walk calls a model's method itself, which enters no region: whoever has the model may cast it."""
+        bound = self.frames[0].bound if self.frames and self.region is None else None
+        return isinstance(bound, Object) and self.is_module(bound.cls) and self.active[0] not in self.record.entering
+
     def _call_inherited(self, func: Object, args: Sequence[Value], at: int) -> Value:
         """A class of the project that takes its forward from a layer of torch."""
         for parent in self.project.bases(func.cls):

@@ -261,7 +261,8 @@ class Evaluation(Models):
     def _member(self, base: Value, cls: project.ClassRef, name: str, bound: Object | None) -> Value:
         if bound is not None and name in self.heap.get(bound.id, {}):
             held = self.heap[bound.id][name]
-            return self._buffer(held) if name in self.buffers.get(bound.id, {}) else held
+            own = name in self.buffers.get(bound.id, {}) or (isinstance(held, Tensor) and held.origin == "weights")
+            return self._stored(held) if own else held
         method = self._method_of(cls, name)
         if method is not None:
             return self._bound(method, base, bound)
@@ -274,13 +275,15 @@ class Evaluation(Models):
             return bound if name == "module" else Opaque((bound.id, name), name)
         return Opaque((bound.id, name), name, number=name.lower() in OPTIONS)
 
-    def _buffer(self, held: Value) -> Value:
-        """A buffer, which is cast with the model whose forward runs here; no table where that is only taken to run
-        here, and is cast elsewhere."""
-        if self.guessing and isinstance(held, Tensor) and not self.cast_by_hand.isdisjoint(self.active[-1:]):
+    def _stored(self, held: Value) -> Value:
+        """A buffer or a parameter, which is cast with the model whose forward runs here; no table where that is only
+        taken to run here, and is cast elsewhere."""
+        if not isinstance(held, Tensor):
+            return held
+        if self.guessing and not self.cast_by_hand.isdisjoint(self.active[-1:]):
             return replace(held, table=False)
-        floats = isinstance(held, Tensor) and held.dtypes == frozenset({"float32"})
-        return replace(held, dtypes=self.weights[-1]) if isinstance(held, Tensor) and floats and self.weights else held
+        cast = self.weights[-1] if self.weights else ANY if held.origin == "weights" and self.of_unknown() else None
+        return replace(held, dtypes=cast) if cast is not None and held.dtypes == frozenset({"float32"}) else held
 
     def _bound(self, method: Func, base: Value, bound: Object | None) -> Value:
         function = method.function

@@ -291,6 +291,10 @@ class Models(Operations):
     def in_module(self) -> bool:
         """Whether the code at hand is a model's own."""
 
+    @abc.abstractmethod
+    def of_unknown(self) -> bool:
+        """Whether nothing is known of who casts the model at hand."""
+
     def _cast(self, base: Layer | Object | Opaque, target: DType, at: int) -> Value:
         if not base.id or (isinstance(base, Opaque) and base.origin == "model"):
             return Tensor(target.dtypes, "", target.assumed, origin="cast")
@@ -520,7 +524,7 @@ class Models(Operations):
 
     def _parameter(self, args: Sequence[Value]) -> Value:
         own = as_tensor(args[0]) if args else None
-        return Tensor(own.dtypes if own is not None and own.dtypes != ANY else FLOAT32)
+        return Tensor(own.dtypes if own is not None and own.dtypes != ANY else FLOAT32, origin="weights")
 
     def _optimizer(self, dotted: str, args: Sequence[Value], named: Named, at: int) -> Value:
         optimizer = Optimizer((self.path, at))

@@ -301,3 +301,35 @@ def test_decorated_losses(decorator: str, comment: str) -> None:
                     loss = loss_of(model(x), y)
         """
     )
+
+
+@pytest.mark.parametrize(("cast", "mark"), [(".to(dtype=torch.bfloat16)", ""), (".bfloat16()", ""), ("", "  # AMP405")])
+def test_parameters_are_cast_along_with_their_model(cast: str, mark: str) -> None:
+    check(
+        train=f"""
+        import torch
+        from torch import nn
+
+        class Experts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gain = nn.Parameter(torch.rand(4, 8))
+
+            def forward(self, x, rows):
+                out = torch.zeros(4, 8, dtype=torch.bfloat16)
+                return out.index_add_(0, rows, self.gain.view(4, 8)[rows] * 2){mark}
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.experts = Experts()
+
+            def forward(self, x, rows):
+                return self.experts(x, rows)
+
+        def run(loader):
+            model = Net(){cast}
+            for x, rows in loader:
+                model(x.bfloat16(), rows)
+        """
+    )
