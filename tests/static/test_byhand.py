@@ -110,3 +110,52 @@ def test_scaled_gradients_are_clipped_by_a_limit_that_knows_the_scale(coefficien
 def test_gradients_of_a_list_are_only_looked_at() -> None:
     assert broken(LISTED + "if not all(torch.isfinite(g).all() for g in grads):\n    print('overflow')") == set()
     assert broken(LISTED + "flat = torch.cat([g.view(-1) for g in grads])\nflat.div_(2)") == set()
+
+
+CLEARED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.head = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.trunk(x))
+
+def cancel(epoch, model):
+    for name, weight in model.named_parameters():
+        if "head" in name:
+            weight.grad = None
+
+def train({argument}loader):
+    {made}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch, x in enumerate(loader):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(x).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if epoch < 2:
+            {clear}
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("argument", "made"), [("", "model = Net().cuda()"), ("model, ", "pass")])
+@pytest.mark.parametrize(
+    ("clear", "expected"),
+    [
+        ("cancel(epoch, model)", set()),
+        ("for p in model.trunk.parameters(): p.grad = None", set()),
+        ("model.trunk.zero_grad()", set()),
+        ("for p in model.parameters(): p.grad = None", {"AMP212"}),
+        ("for name, p in model.named_parameters(): p.grad = None", {"AMP212"}),
+        ("model.zero_grad()", {"AMP212"}),
+    ],
+)
+def test_a_part_whose_gradients_are_dropped_leaves_the_others_to_the_step(
+    argument: str, made: str, clear: str, expected: set[str]
+) -> None:
+    assert ids(CLEARED.format(argument=argument, made=made, clear=clear)) == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from amp_audit.events import Event, Kind
+from amp_audit.state import blur
 from amp_audit.static.source import ir
 from amp_audit.static.walking.contexts import Contexts
 from amp_audit.static.walking.lineage import FROZEN, known, owners_of, written
@@ -103,7 +104,9 @@ class ByHand(Contexts):
         return False
 
     def set_attribute(self, base: Value, target: ir.Attr, value: Value, world: World) -> None:
-        if target.name == "grad" and isinstance(base, Parameters):
+        if target.name == "grad" and isinstance(base, Parameters) and value == NONE and (base.part or base.within):
+            world.state = blur(world.state, base.owners | base.within)
+        elif target.name == "grad" and isinstance(base, Parameters):
             kind = Kind.ZERO_GRAD if value == NONE and not _picks(world) else Kind.GRAD_WRITE
             self.walker.emit(world, Event(kind, owners=known(base.owners), proportional=value == NONE), target.at)
         elif target.name == "data" and is_gradient(base):

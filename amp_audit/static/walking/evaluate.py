@@ -506,6 +506,9 @@ class Evaluator(abc.ABC):
 
     def element(self, value: Value, number: int, world: World) -> Value:
         """The item of an unknown iterable in one round; the same round of another loop over it gives the same."""
+        if isinstance(value, Parameters) and value.named:
+            name = Symbol(short(f"{key_of(value)}[{number}].name"), volatile=True)
+            return Items((name, replace(value, named=False)))
         if isinstance(value, (Parameters, Tensor)) or is_gradient(value):
             return value
         if isinstance(value, Method) and value.name == "enumerate":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind, Via
 from amp_audit.records import replace
-from amp_audit.state import LOW_PRECISION, get, region_dtype
+from amp_audit.state import LOW_PRECISION, blur, get, region_dtype
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_scheduler
 from amp_audit.static.source.traverse import last_word
@@ -102,7 +102,7 @@ class Methods(Ranks):
             made = self.of_gradient(base, name, node, args, world)
             return [(made or self.result(method, node, args, named, world), world)]
         if name in OWNING and (model := _model_around(base)) is not None:
-            return [(Parameters(part=True, within=frozenset({model.id})), world)]
+            return [(Parameters(part=True, within=frozenset({model.id}), named=name == "named_parameters"), world)]
         if name in _HOOKS and isinstance(base, Parameters):
             self.hooked(base, args[0] if args else None, node.at, world)
         elif name == "requires_grad_" and isinstance(base, Parameters):
@@ -270,9 +270,7 @@ class Methods(Ranks):
         if name == "register_comm_hook":
             self.comm_hook(node, [*args, *named.values()], world)
         if name in OWNING:
-            # What two calls with the same arguments give may be two models or one.
-            perhaps = isinstance(value, Symbol) and not value.param
-            return [(Parameters(frozenset(with_children(owner, world)), perhaps), world)]
+            return [(_weights(owner, value, name, world), world)]
         if name in SAME:
             self._changed(owner, name, args, named, world)
             return [(value, world)]
@@ -379,10 +377,15 @@ class Methods(Ranks):
         if name == "step" and is_scheduler(tail(base)):
             self.walker.emit(world, Event(Kind.SCHEDULER_STEP, given=bool(args or named)), node.at)
             return [(NONE, world)]
+        whole = self.whole(base, world)
         if name in OWNING:
-            base = self.whole(base, world)
-        if name in OWNING or (name in SAME | {"zero_grad", "clip_grad_norm_"} and self.is_model(base, world)):
+            weights = _weights(whole.key, whole, name, world)
+            return [(weights if whole is base else replace(weights, part=True), world)]
+        if name in SAME | {"zero_grad", "clip_grad_norm_"} and self.is_model(base, world):
             return self._model(base.key, base, name, node, args, named, world)
+        if name == "zero_grad" and whole is not base:
+            world.state = blur(world.state, (whole.key,))
+            return [(NONE, world)]
         if name == "get" and args and isinstance(args[0], Literal) and args[0].kind == "str":
             held = world.heap.get((base.key, f"[{args[0].value!r}]"))  # what ``base["name"]`` is
             return [(held if held is not None else subscript(base, args[0]), world)]
@@ -459,6 +462,13 @@ class Methods(Ranks):
 
     def _state_dict(self, name: str, of: str) -> Value | None:
         return StateDict(of) if name == "state_dict" else None
+
+
+def _weights(owner: Hashable, model: Value, name: str, world: World) -> Parameters:
+    """What a model's ``parameters()`` or one of its kin gives."""
+    # What two calls with the same arguments give may be two models or one.
+    perhaps = isinstance(model, Symbol) and not model.param
+    return Parameters(frozenset(with_children(owner, world)), perhaps, named=name == "named_parameters")
 
 
 def _gradient(args: list[Value], named: dict[str, Value]) -> Tensor | None:

@@ -116,12 +116,14 @@ class Instance:
 @record(frozen=True, slots=True)
 class Parameters:
     """Parameters, parameter groups or gradients of ``owners``; empty when nobody knows whose. ``part``: perhaps not all
-    that they have. ``within``: the models that they are a part of, where the part is not seen.
+    that they have. ``within``: the models that they are a part of, where the part is not seen. ``named``: each comes
+    with its name.
     """
 
     owners: Owners = frozenset()
     part: bool = False
     within: Owners = frozenset()
+    named: bool = False
 
 
 @record(frozen=True, slots=True)
