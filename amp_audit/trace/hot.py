@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from amp_audit.model import Finding, Location, Related, Subject
 from amp_audit.rulebook import Detector, Rule
@@ -23,40 +23,90 @@ def computed_in(row: OpRow) -> str:
     return next((dtype for dtype in row.inputs if dtype in _FLOATS), row.output or "unknown")
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Matmul and convolution work of the hot path, by dtype; that outside of low precision by reason and line."""
+
+    dtypes: Counter[str]
+    reasons: Mapping[str, Counter[Location | None]]
+    asked: bool
+
+
+_HERE = ""
+"""No reason is known why this is not in low precision."""
+
+
 def float32_work(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Finding]:
     """The line with most matmul and convolution work outside of low precision, when the share of all is over the limit.
 
     Only of programs whose backward pass computes in low precision somewhere: others have not asked for it. Nor does
-    what a region within another turns off count, on purpose as it is; with ``kept`` that is what counts.
+    what is so on purpose count, as far as that shows; with ``kept`` that is what counts.
     """
     kept = bool(detector.options.get("kept"))
-    lines: Counter[Location | None] = Counter()
-    dtypes: Counter[str] = Counter()
-    asked = False
-    for record in trace.steps:
-        for row in record.ops:
-            if row.flops and row.phase in HOT_PHASES:
-                dtype = computed_in(row)
-                dtypes[dtype] += row.flops
-                asked |= row.phase == "backward" and dtype in LOW_PRECISION
-                if dtype in ("float32", "float64") and row.off is kept:
-                    lines[where(row.place)] += row.flops
-    total, slow = sum(dtypes.values()), sum(lines.values())
-    if not total or not asked:
-        return
-    if slow / total <= float(detector.options["over"]) or total < limit(rule, "flops"):
+    work = _work(trace)
+    reasons = {reason: found for reason, found in work.reasons.items() if (reason != _HERE) is kept}
+    lines: Counter[Location | None] = sum(reasons.values(), Counter())
+    total, slow = sum(work.dtypes.values()), sum(lines.values())
+    if not work.asked or slow / total <= float(detector.options["over"]) or total < limit(rule, "flops"):
         return
     ((place, most), *others) = lines.most_common()
-    turned_off = " in regions that turn autocast off" if kept else ""
-    message = f"{slow / total:.1%} of the matmul and convolution work ran outside of low precision{turned_off}"
+    message = f"{slow / total:.1%} of the matmul and convolution work ran outside of low precision"
+    message += f", on purpose as it seems ({', '.join(reasons)})" if kept else ""
     if len(lines) > 1:
         message += f", most of it ({most / slow:.0%}) here"
-    shares = ", ".join(f"{dtype} {count / total:.1%}" for dtype, count in dtypes.most_common())
+    shares = ", ".join(f"{dtype} {count / total:.1%}" for dtype, count in work.dtypes.most_common())
     evidence = [measured("float32_share", slow / total, f"work by dtype: {shares}", at=place)]
     related = tuple(Related(at, f"{count / total:.1%} of the work") for at, count in others[:_SHOWN] if at is not None)
     severity = detector.severity or rule.severity
     found = replace(finding(rule, message, place, evidence), related=related, severity=severity)
     yield found if place is not None else replace(found, subject=Subject("run", "run"))
+
+
+def _work(trace: Trace) -> _Work:
+    rows = [row for record in trace.steps for row in record.ops if row.flops and row.phase in HOT_PHASES]
+    low = [row for row in rows if computed_in(row) in LOW_PRECISION]
+    purpose = _Purpose(trace, rows, low)
+    dtypes: Counter[str] = Counter()
+    reasons: defaultdict[str, Counter[Location | None]] = defaultdict(Counter)
+    for row in rows:
+        dtype = computed_in(row)
+        dtypes[dtype] += row.flops or 0
+        if dtype in ("float32", "float64"):
+            reasons[purpose.of(row)][where(row.place)] += row.flops or 0
+    return _Work(dtypes, reasons, any(row.phase == "backward" for row in low))
+
+
+class _Purpose:
+    """Why work is in float32, as far as a program shows that it means it.
+
+    A region within another one turns autocast off. A module that low precision runs elsewhere is called outside of
+    regions for what needs the precision (a gradient penalty, an evaluation): the same line of it, or a layer with no
+    lines of its own. A model with an optimizer of its own that low precision never touches is trained in float32.
+    """
+
+    def __init__(self, trace: Trace, rows: Iterable[OpRow], low: Iterable[OpRow]) -> None:
+        modules = {row.place.module for row in rows if row.place.module}
+        around = {one[:at] for one in modules for at, letter in enumerate(one) if letter == "."}
+        self._low = {row.place.module for row in low}
+        self._low_layers = (modules - around) & self._low
+        self._low_lines = {(row.place.module, where(row.place)) for row in low}
+        trained = {number.subject or "" for _, number in numbers(trace, "grad_norm")}
+        self._whole = {one for one in trained if not any(_is_in(module, one) for module in self._low)}
+
+    def of(self, row: OpRow) -> str:
+        """The reason, ``_HERE`` where none shows."""
+        module = row.place.module
+        if row.off:
+            return "regions that turn autocast off"
+        if row.autocast is None and (module in self._low_layers or (module, where(row.place)) in self._low_lines):
+            return "calls of what low precision runs elsewhere"
+        if row.autocast is None and any(_is_in(module, one) for one in self._whole):
+            return "models that are trained in float32 as a whole"
+        return _HERE
+
+
+def _is_in(module: str | None, outer: str) -> bool:
+    return f"{module}.".startswith(f"{outer}.")
 
 
 def cast_churn(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Finding]:

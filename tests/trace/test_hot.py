@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from amp_audit import rulebook
@@ -42,6 +44,44 @@ def test_what_a_region_turns_off_on_purpose_is_no_warning(
     trace = Trace(samples.header(), [StepRecord(1, recorded=True, ops=rows)])
     found = [one for one in judge.findings([trace], BOOK) if one.rule == "AMP601"]
     assert [(one.severity, one.location.line) for one in found if one.location] == told
+
+
+def placed(dtype: str, line: int, module: str, *, autocast: str | None = None, flops: int = 1_000_000) -> list[OpRow]:
+    """Forward and backward of one product."""
+    place = Place("/project/train.py", line, module=module)
+    row = OpRow("forward", MATMUL, (dtype, dtype), dtype, place, autocast, calls=1, flops=flops)
+    return [row, replace(row, phase="backward", flops=2 * flops)]
+
+
+LOW = "bfloat16"
+BOTH = [*placed(LOW, 7, "a", autocast=LOW), *placed(LOW, 8, "a.b", autocast=LOW)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "severity"),
+    [
+        # a gradient penalty: the discriminator once more, in float32
+        ([*placed(LOW, 7, "D.0", autocast=LOW), *placed("float32", 9, "D.0")], Severity.INFO),
+        # a function of a module that runs both ways
+        ([*BOTH, *placed("float32", 7, "a")], Severity.INFO),
+        # another line of a module that has more: a part of its forward is outside of the region
+        ([*BOTH, *placed("float32", 6, "a")], Severity.WARNING),
+        # blocks of one class, half of them outside
+        ([*placed(LOW, 7, "late.fc", autocast=LOW), *placed("float32", 7, "early.fc")], Severity.WARNING),
+        # inside a region something makes it float32
+        ([*placed(LOW, 7, "D.0", autocast=LOW), *placed("float32", 9, "D.0", autocast=LOW)], Severity.WARNING),
+        # an actor that is trained in float32 beside its critic
+        ([*placed(LOW, 7, "critic.0", autocast=LOW), *placed("float32", 9, "actor.0")], Severity.INFO),
+        # "act" is another model than "actor"
+        ([*placed(LOW, 7, "critic.0", autocast=LOW), *placed("float32", 9, "act.0")], Severity.WARNING),
+    ],
+)  # fmt: skip
+def test_float32_that_shows_its_purpose_is_no_warning(rows: list[OpRow], severity: Severity) -> None:
+    norms = [Number("grad_norm", subject=name, values={"norm": 1.0, "scale": 1.0}) for name in ("actor", "critic")]
+    trace = Trace(samples.header(), [StepRecord(1, recorded=True, ops=rows, numbers=norms)])
+    (found,) = (one for one in judge.findings([trace], BOOK) if one.rule == "AMP601")
+    assert found.severity is severity
+    assert ("on purpose as it seems" in found.message) is (severity is Severity.INFO)
 
 
 def widened(amount: int, together: int, line: int, op: str = "aten.add.Tensor") -> Number:
