@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch.nn.utils.clip_grad as clip_grad
 
 from amp_audit.events import Kind
 from amp_audit.runtime import roots
-from amp_audit.runtime.interrupts import Deferred
 from amp_audit.runtime.owners import Owner, Snapshot, common_module, reached
 from amp_audit.runtime.queue import finite, quiet_clone
 from amp_audit.runtime.teller import Teller
@@ -71,8 +69,7 @@ class Gradients:
             try:
                 if passes.begin() and not nested:
                     self._teller.lose_order()
-                with nullcontext() if nested else _whole():
-                    original(tensors, grad_tensors, *args, **kwargs)
+                original(tensors, grad_tensors, *args, **kwargs)
             finally:
                 passes.end(outer)
             if seen is not None:
@@ -165,8 +162,7 @@ class Gradients:
                     row = self._teller.emit(Kind.AUTOGRAD_GRAD, scaled=None if more else first)
                     row.scaler = scaler
                 self._begins(outputs, nested=False)
-            with _whole():
-                return original(outputs, inputs, grad_outputs, *args, **kwargs)
+            return original(outputs, inputs, grad_outputs, *args, **kwargs)
 
         return grad
 
@@ -243,11 +239,6 @@ class Gradients:
         for owner in known:
             owner.blank = not set_to_none and owner.holding and not owner.used
             owner.holding, owner.used, owner.witness = False, False, None
-
-
-def _whole() -> AbstractContextManager[None]:
-    """A backward pass is one call into C, within which no signal handler runs; watching its operators made it many."""
-    return Deferred() if torch._C._len_torch_dispatch_stack() else nullcontext()
 
 
 def _changed(before: Snapshot) -> tuple[Owner, ...]:

@@ -1,120 +1,135 @@
-"""Signals of the program that come while we keep our books: what its handlers raise is the program's, not an error of
-ours, and what must be whole is not cut in two.
+"""The program's signal handlers never run inside of us: what would come there waits until our code has been left.
 
-Python runs a handler wherever its main thread is, and on recorded steps that is often in here. What a handler raises
-there leaves through the operator or the call that was being recorded, as if the signal had come just before or after.
+Python runs a handler wherever its main thread is, on recorded steps often in here, and what a handler raises would
+leave our books half written. So each handler is called through ``_Waiting``, which looks at the frame that was
+interrupted. In ours it has Python call it again at the next occasion, of which there is one at nearly every call. Then
+a handler runs where it would have run without us: when the operator, the pass or the call that we watch is over.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found,unused-ignore]  # as fast as Deferred needs it
-import os
+import _signal  # type: ignore[import-not-found,unused-ignore]  # which ``signal`` calls, whoever imported it before
+import _thread
 import signal
 import threading
-from threading import get_ident
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+from amp_audit.runtime import tracebacks
+from amp_audit.runtime.frames import is_at_work, is_ours, passing
+from amp_audit.runtime.patches import Patches
+
 _VALID = tuple(map(int, sorted(signal.valid_signals())))
+_getsignal, _setsignal = _signal.getsignal, _signal.signal
 
 
-def from_program(error: BaseException) -> bool:
-    """Whether a signal handler of the program raised an error that came up in our code."""
-    codes = _handlers()
-    step = error.__traceback__
-    while step is not None:
-        frame = step.tb_frame
-        ours = frame.f_code.co_filename.startswith(_HERE)
-        if not ours and (frame.f_code in codes or _was_interrupting(frame)):
-            return True
-        step = step.tb_next
-    return False
+class Handlers:
+    """The handlers of the process. To the program they are what it has set."""
 
+    def __init__(self) -> None:
+        self._patches = Patches()
 
-def _handlers() -> set[CodeType]:
-    """The code of the handlers in force, as far as they are written in Python."""
-    found: set[CodeType] = set()
-    for handler in map(_signal.getsignal, _VALID):
-        if callable(handler):
-            code = getattr(getattr(handler, "__func__", handler), "__code__", None)
-            if isinstance(code, CodeType):
-                found.add(code)
-    return found
+    def start(self) -> None:
+        """Handlers wait from now on, those that are in force and those that will be."""
+        if not self._patches.wraps(_signal, "signal"):
+            self._patches.wrap(_signal, "signal", self._signal)
+            self._patches.wrap(_signal, "getsignal", self._get)
+        self.attend()
 
-
-def _was_interrupting(frame: FrameType) -> bool:
-    """Whether a frame is that of a handler: it was called with the frame that it interrupted, which called it."""
-    if frame.f_back is None:
-        return False
-    code = frame.f_code
-    count = code.co_argcount + code.co_kwonlyargcount + (code.co_flags & 4 > 0)  # 4: takes *args
-    for name in code.co_varnames[:count]:
-        value = frame.f_locals.get(name)
-        if value is frame.f_back or (type(value) is tuple and any(item is frame.f_back for item in value)):
-            return True
-    return False
-
-
-class Deferred:
-    """A context in which the program's signal handlers wait until it is over, as they do while C code runs.
-
-    There are none to wait for in threads other than the main one. A context within another one leaves it to that.
-    """
-
-    __slots__ = ("_came", "_waiting")
-    _open = False
-
-    def __enter__(self) -> None:
-        self._came: list[int] = []
-        self._waiting: dict[int, Any] | None = None
-        if Deferred._open or get_ident() != threading.main_thread().ident:
-            return
-        self._waiting = {}
-        Deferred._open = True
-        try:
+    def attend(self) -> None:
+        """Those in force: in the main thread only may they be changed."""
+        if _is_main():
             for number in _VALID:
-                handler = _signal.getsignal(number)
-                if callable(handler):
-                    self._waiting[number] = handler
-                    _signal.signal(number, self._note)
-        except BaseException:
-            self.__exit__()
+                handler = _getsignal(number)
+                made = _waiting(handler)
+                if made is not handler:
+                    _setsignal(number, made)
+
+    def stop(self) -> None:
+        """Leave the handlers as the program set them. They may run, and raise, in here."""
+        if _is_main():
+            try:
+                self._put_back()
+            finally:
+                self._patches.undo()
+
+    def _put_back(self) -> None:
+        number = next((one for one in _VALID if type(_getsignal(one)) is _Waiting), None)
+        if number is not None:
+            try:
+                _setsignal(number, _getsignal(number).handler)
+            finally:
+                self._put_back()
+
+    def _signal(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def signal(number: Any, handler: Any, /) -> Any:
+            return _told(original(number, _waiting(handler)))
+
+        return signal
+
+    def _get(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def getsignal(number: Any, /) -> Any:
+            return _told(original(number))
+
+        return getsignal
+
+
+class _Waiting:
+    """What Python calls in the place of a handler."""
+
+    __slots__ = ("handler",)
+
+    def __init__(self, handler: Callable[..., Any]) -> None:
+        self.handler = handler
+
+    @passing("handler")
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        if is_at_work(frame):
+            # From here on nothing may be called: it would be the next occasion.
+            descriptor = _WAKE[-1]
+            _AGAIN[number]
+            try:  # noqa: SIM105
+                _WAKE[descriptor]
+            except (ValueError, OSError):  # closed by now
+                pass
+            return None
+        try:
+            return self.handler(number, frame)
+        except BaseException as error:
+            tracebacks.clean(error)
             raise
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if number not in self._came:
-            self._came.append(number)
 
-    def __exit__(self, *_: object) -> None:
-        if self._waiting is None:
-            return
-        waiting, self._waiting = self._waiting, None
-        Deferred._open = False
-        try:
-            self._put_back(waiting)
-        finally:
-            _deliver(self._came)
+class _Again(dict[int, None]):
+    """An item of it that is asked for marks a signal as one that has come."""
 
-    def _put_back(self, waiting: dict[int, Any]) -> None:
-        """Whatever handlers that are back already raise meanwhile."""
-        note = self._note
-        try:
-            while waiting:
-                number, handler = next(iter(waiting.items()))
-                if _signal.getsignal(number) == note:  # otherwise the program has set another one
-                    _signal.signal(number, handler)
-                waiting.pop(number, None)
-        finally:
-            if waiting:
-                self._put_back(waiting)
+    __missing__ = _thread.interrupt_main
 
 
-def _deliver(numbers: list[int]) -> None:
-    """Send signals that were kept waiting, all of them, whatever their handlers raise."""
-    try:
-        while numbers:
-            signal.raise_signal(numbers.pop(0))
-    finally:
-        if numbers:
-            _deliver(numbers)
+class _Wake(dict[int, int]):
+    """An item of it that is asked for becomes the file descriptor that is told of signals; it is the one before.
+
+    An event loop reads them from there, each as often as it was told.
+    """
+
+    __missing__ = _signal.set_wakeup_fd
+
+
+_AGAIN, _WAKE = _Again(), _Wake()
+
+
+def _waiting(handler: Any) -> Any:
+    """A handler that waits, if it is one of the program's that is written in Python or that Python calls."""
+    if not callable(handler) or type(handler) is _Waiting:
+        return handler
+    code = getattr(handler, "__code__", None)
+    return handler if isinstance(code, CodeType) and is_ours(code) else _Waiting(handler)
+
+
+def _told(handler: Any) -> Any:
+    return handler.handler if type(handler) is _Waiting else handler
+
+
+def _is_main() -> bool:
+    return threading.get_ident() == threading.main_thread().ident

@@ -16,7 +16,7 @@ import torch
 from amp_audit.runtime.counts import Counts, compare, compare_cast, rounding, together
 from amp_audit.runtime.dtypes import LOW, short
 from amp_audit.runtime.exponents import Exponents, Histogram, flushed_shares, named, total
-from amp_audit.runtime.interrupts import from_program
+from amp_audit.runtime.frames import is_thrown_in
 from amp_audit.runtime.origins import Origin, Origins, Result, measurable, plain
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Scene
 from amp_audit.runtime.queue import finite
@@ -193,7 +193,7 @@ class Numerics:
             try:
                 references = [item for item in in_float32(func, args, kwargs) if measurable(item)]
             except Exception as error:  # whatever an operator says when it has no float32 form
-                if from_program(error):
+                if is_thrown_in(error):
                     raise
                 again = False
         if references is None or len(references) != len(results):

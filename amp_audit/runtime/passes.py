@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
-
-from amp_audit.runtime.interrupts import Deferred
 
 T = TypeVar("T")
 
@@ -24,9 +21,8 @@ class Passes:
 
     def forget(self) -> None:
         """In a forked child: only the calling thread is left, and nobody would ever release the lock."""
-        self._lock = threading.RLock()  # a signal handler may go backward where its thread was reading
+        self._lock = threading.RLock()
         self._running: dict[int, int] = {}
-        self._threads: set[int] = set()
 
     def mine(self) -> int:
         """How many passes of the calling thread run, one inside the other."""
@@ -36,7 +32,6 @@ class Passes:
         """A pass of the calling thread begins; whether one of another thread runs."""
         here = threading.get_ident()
         with self._lock:
-            self._threads.add(here)
             self._running[here] = self._running.get(here, 0) + 1
             return len(self._running) > 1
 
@@ -51,9 +46,5 @@ class Passes:
 
     def read(self, look: Callable[[], T]) -> T | None:
         """What ``look`` returns, which reads gradients; None, uncalled, while a pass of another thread runs."""
-        with self._undisturbed(), self._lock:
+        with self._lock:
             return None if self._running.keys() - {threading.get_ident()} else look()
-
-    def _undisturbed(self) -> AbstractContextManager[None]:
-        """The program's signal handlers wait: one may in turn wait for a thread whose pass waits for who is reading."""
-        return Deferred() if len(self._threads) > 1 else nullcontext()

@@ -8,7 +8,7 @@ from typing import Any
 
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-_UNSEEN = "<importlib._bootstrap>"
+UNSEEN = "<importlib._bootstrap>"
 """``warnings.warn`` leaves frames of a file so named out of its ``stacklevel``: warnings keep the line of the user."""
 
 
@@ -25,7 +25,7 @@ class Patches:
         """
         original = vars(owner)[name]
         made: Any = make(original)
-        made.__code__ = made.__code__.replace(co_filename=made.__code__.co_filename + _UNSEEN)
+        made.__code__ = made.__code__.replace(co_filename=made.__code__.co_filename + UNSEEN)
         wrapper = functools.wraps(original)(made)
         for place in (owner, *also):
             if vars(place).get(name) is original:

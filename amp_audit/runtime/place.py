@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from amp_audit.runtime import holders, tracebacks
-from amp_audit.runtime.interrupts import from_program
+from amp_audit.runtime.frames import is_thrown_in
 from amp_audit.runtime.patches import Patches
 from amp_audit.trace.schema import Place
 
@@ -402,7 +402,7 @@ class Modules:
         try:
             self._name_in(stack, module)
         except Exception as error:
-            if from_program(error):
+            if is_thrown_in(error):
                 raise
             self.broken(error)
         return self._known.get(id(module), 0)
@@ -414,7 +414,7 @@ class Modules:
         try:
             self.left(self.names[stack[depth]] or "", out)
         except Exception as error:
-            if from_program(error):
+            if is_thrown_in(error):
                 raise
             self.left = None
             self.broken(error)

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from amp_audit.runtime.compiled import Compiled
-from amp_audit.runtime.interrupts import from_program
+from amp_audit.runtime.frames import is_thrown_in
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Observer, Part
 from amp_audit.runtime.patches import Patches
 from amp_audit.runtime.place import Places
@@ -140,7 +140,7 @@ class Recording:
             try:
                 part.step_begin(deep=deep)
             except Exception as error:
-                if from_program(error):
+                if is_thrown_in(error):
                     raise
                 self._drop(part, error)
 
@@ -154,7 +154,7 @@ class Recording:
                 if part is self.book.observer:
                     counts.update(self.book.observer.cast_counts())
             except Exception as error:
-                if from_program(error):
+                if is_thrown_in(error):
                     raise
                 self._drop(part, error)
         for number in self.book.errors():

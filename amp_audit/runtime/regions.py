@@ -99,13 +99,12 @@ class Regions:
         def __exit__(region: Autocast, *error: Any) -> Any:
             self._leaving = True
             try:
-                result = original(region, *error)
-            finally:
+                return original(region, *error)
+            finally:  # cut in two by a signal handler, it is left all the same
                 self._leaving = False
-            if self._teller.mine() and any(entered is region for _, entered, _ in self._stack):
-                with self._teller.quiet("autocast"), self._teller.order:
-                    self._leave(region)
-            return result
+                if self._teller.mine() and any(entered is region for _, entered, _ in self._stack):
+                    with self._teller.quiet("autocast"), self._teller.order:
+                        self._leave(region)
 
         return __exit__
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from amp_audit.runtime.interrupts import from_program
+from amp_audit.runtime.frames import is_thrown_in
 from amp_audit.runtime.shadow import base_name, repeatable
 
 K = TypeVar("K", bound=Hashable)
@@ -87,7 +87,7 @@ class Rescale(Generic[K]):
                 raise RuntimeError("cannot be repeated")
             work()
         except Exception as error:  # whatever an operator has to say; the program's own run goes on
-            if from_program(error):
+            if is_thrown_in(error):
                 raise
             self.broken, self._twins, self.counts = f"{func}: {error}", {}, {}
 

@@ -35,7 +35,7 @@ from amp_audit.runtime import lines
 from amp_audit.runtime.attach import Config
 from amp_audit.runtime.clock import Clock, Plan, parse_deep, parse_sample
 from amp_audit.runtime.doctor import switch
-from amp_audit.runtime.interrupts import Deferred
+from amp_audit.runtime.interrupts import Handlers
 from amp_audit.runtime.place import Places
 from amp_audit.runtime.queue import capturing
 from amp_audit.runtime.recording import Recording, unseen
@@ -78,6 +78,7 @@ class Session:
         self.recording.times = config.emulate is None  # how long it takes to emulate an operator says nothing
         self.signals: Any = None
         self._hooks = Hooks()
+        self._handlers = Handlers()
         self._over = False
         self._said: set[str] = set()
         self._is_fork = False
@@ -113,8 +114,10 @@ class Session:
             self.signals.install()
             self._hooks.install()
             self._add_parts()
+            self._handlers.start()
         except Exception:
             self._detach()
+            self._handlers.stop()
             raise
         current = self
         if self.config.main:
@@ -167,6 +170,7 @@ class Session:
         if current is self:
             current = None
             atexit.unregister(self.close)
+        self._handlers.start()
         with _uninterrupted(), self._lock:
             with self._guard("the end"):
                 self.signals.finish()
@@ -176,6 +180,7 @@ class Session:
             if self._header is not None or self.config.main:
                 with self._guard("the end"):
                     self._write_end(reason)
+        self._handlers.stop()
 
     def _detach(self) -> None:
         """The program runs as if we had never been there."""
@@ -349,6 +354,7 @@ class Session:
         return replace(plan, deep=False) if self.config.dry else plan  # nothing to run again
 
     def _begin_part(self) -> None:
+        self._handlers.attend()  # those that were set before another thread began the session
         self.plan = self._next_plan()
         self.record = StepRecord(0, recorded=self.plan.recorded, deep=self.plan.deep, notes=self.record.notes)
         if not self.plan.recorded:
@@ -368,6 +374,7 @@ class Session:
     def _end_recording(self) -> None:
         if self.config.go_on:
             self._detach()
+            self._handlers.stop()
         else:
             self._stop()
 
@@ -447,12 +454,11 @@ class Session:
 
     @contextmanager
     def _guard(self, what: str) -> Iterator[None]:
-        """An error of ours is a note; the program never sees it. Its signal handlers wait until we are done."""
-        with Deferred():
-            try:
-                yield
-            except Exception as error:
-                self.note(f"{what} failed: {type(error).__name__}: {error}")
+        """An error of ours is a note; the program never sees it."""
+        try:
+            yield
+        except Exception as error:
+            self.note(f"{what} failed: {type(error).__name__}: {error}")
 
 
 @contextmanager

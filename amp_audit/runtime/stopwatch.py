@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
+from amp_audit.runtime.frames import passing
+
 _now = time.perf_counter_ns
 
 
@@ -32,6 +34,7 @@ class Stopwatch:
         self._event = event or functools.partial(torch.cuda.Event, enable_timing=True)
         self._open: list[tuple[Timed, Any, Any]] = []
 
+    @passing("call")
     def run(
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], gpu: bool
     ) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from amp_audit.events import Kind
-from amp_audit.runtime.interrupts import from_program
+from amp_audit.runtime.frames import is_thrown_in
 from amp_audit.runtime.owners import Owner, Owners, low_dtype
 from amp_audit.runtime.parts import Host, Listener
 from amp_audit.runtime.passes import Passes
@@ -168,7 +168,7 @@ class Quiet:
         """Nothing is left to do."""
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
-        if isinstance(error, Exception) and not from_program(error):
+        if isinstance(error, Exception) and not is_thrown_in(error):
             self._teller.failed(self._what, error)
             return True
         return False

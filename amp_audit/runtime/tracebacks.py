@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from amp_audit.runtime.frames import passing
+
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -50,10 +52,12 @@ class Hooks:
     def install(self) -> None:
         before, thread_before = sys.excepthook, threading.excepthook
 
+        @passing("before")
         def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
             strip(error)
             before(kind, error, error.__traceback__)
 
+        @passing("thread_before")
         def thread_hook(arguments: Any) -> None:
             strip(arguments.exc_value)
             if arguments.exc_value is not None:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_audit.runtime import tracebacks
 from amp_audit.runtime.dtypes import short
-from amp_audit.runtime.interrupts import from_program
+from amp_audit.runtime.frames import is_thrown_in, passing
 from amp_audit.runtime.parts import CastCounts, CastKey, Observer
 from amp_audit.runtime.place import ENGINE, NOWHERE, OPTIMIZER, USER, Places
 from amp_audit.runtime.plans import INTO_FIRST, Plan, first, size
@@ -139,13 +139,13 @@ class Book:
         self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
     ) -> None:
         """An operator raised: often the whole proof of a hazard, and the last thing a program does."""
-        if not isinstance(error, Exception) or len(self._raised) >= _MANY_ERRORS or from_program(error):
+        if not isinstance(error, Exception) or len(self._raised) >= _MANY_ERRORS or is_thrown_in(error):
             return
         try:
             key = (plan.name, site, phase, str(error).partition("\n")[0][:LONG_ERROR])
             self._raised.setdefault(key, tuple(map(short, plan.read(args, kwargs))))
         except Exception as own:
-            if from_program(own):
+            if is_thrown_in(own):
                 raise
             self.broken(own)
 
@@ -291,6 +291,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for lane in (self.lane, *self.others.values()):
             lane.turn()
 
+    @passing("func", "call")
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -309,7 +310,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 site, phase = self._where(lane, now, plan, _getframe().f_back)
         except Exception as error:
-            if from_program(error):
+            if is_thrown_in(error):
                 raise
             self._give_up(error)
             return func(*args, **kwargs)
@@ -330,11 +331,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif book.observer is not None and cast[1] in book.observer.cast_targets:
                 self._show(plan, site, phase, args, kwargs, out, None)
         except Exception as error:
-            if from_program(error):
+            if is_thrown_in(error):
                 raise
             self._give_up(error)
         return out
 
+    @passing("func")
     def _step_aside(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Tensor subclasses that dispatch themselves: what they do inside comes by again as plain operators."""
         if self.off or any(one.__name__ in _INNER_TYPES for one in types):
@@ -504,6 +506,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             row.flops += plan.flops(args, out)
         return row
 
+    @passing("call")
     def _observed(self, plan: Plan, site: int, phase: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator of a deep step, which others want to see, too."""
         book = self.book
@@ -514,7 +517,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 with book.showing:
                     kept = book.observer.before(plan.func, args, kwargs, PHASES[phase], site)
             except Exception as error:
-                if from_program(error):
+                if is_thrown_in(error):
                     raise
                 book.observer_broken(error)
         stopwatch, spent = book.stopwatch, None
@@ -528,7 +531,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if stopwatch is not None and spent is not None:
                 stopwatch.book(row, spent)
         except Exception as error:
-            if from_program(error):
+            if is_thrown_in(error):
                 raise
             self._give_up(error)
             return out
@@ -536,7 +539,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             try:
                 book.made(out)
             except Exception as error:
-                if from_program(error):
+                if is_thrown_in(error):
                     raise
                 book.made = None
                 book.broken(error)
@@ -554,7 +557,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 with self.book.showing:
                     observer.after(plan.func, args, kwargs, out, PHASES[phase], site, kept)
             except Exception as error:
-                if from_program(error):
+                if is_thrown_in(error):
                     raise
                 self.book.observer_broken(error)
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import _signal
+import ctypes
+import os
 import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from amp_audit.runtime.interrupts import Deferred, from_program
+from amp_audit.runtime import interrupts
+from amp_audit.runtime.frames import is_thrown_in
+from amp_audit.runtime.interrupts import Handlers
+from amp_audit.runtime.patches import UNSEEN
 from tests.runtime.drive import audited, plainly
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="timers and signals of POSIX")
@@ -151,59 +159,146 @@ def plain(number: int, frame: FrameType | None) -> None:
     raise Told
 
 
-def anything(*arguments: Any) -> None:
-    raise Told
-
-
 class Holder:
     def handle(self, number: int, frame: FrameType | None) -> None:
         raise Told
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # then it is none of those in force
-        plain(number, frame)
+        raise Told
+
+
+@pytest.fixture
+def handlers() -> Iterator[Handlers]:
+    numbers = (signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+    made = Handlers()
+    yield made
+    made.stop()
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+OURS = """
+def work(numbers):
+    for number in numbers:
+        signal.raise_signal(number)
+    total = 0
+    for number in range(20):
+        total += len(str(number))
+    done.append(total)
+
+
+def passes(original):
+    original()
+"""
+
+
+def ours(names: dict[str, Any]) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+    """A function that is taken for one of ours, and one that stands in the place of another function."""
+    exec(compile(OURS, str(Path(interrupts.__file__).with_name("work.py")), "exec"), names)
+    names["passes"].__code__ = names["passes"].__code__.replace(
+        co_filename=names["passes"].__code__.co_filename + UNSEEN
+    )
+    return names["work"], names["passes"]
 
 
 @posix
-@pytest.mark.parametrize("handler", [plain, anything, Holder().handle, Holder()])
-def test_what_a_handler_raised_is_told_from_other_errors(handler: Any) -> None:
-    before = signal.signal(signal.SIGUSR1, handler)
+@pytest.mark.parametrize("handler", [plain, Holder().handle, Holder()])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_handler_waits_until_our_work_is_done(handler: Any, early: bool, handlers: Handlers) -> None:
+    if not early:
+        signal.signal(signal.SIGUSR1, handler)
+    handlers.start()
+    if early:
+        signal.signal(signal.SIGUSR1, handler)
+    done: list[int] = []
+    work, passes = ours({"signal": signal, "done": done})
+    with pytest.raises(Told) as caught:
+        work([signal.SIGUSR1])
+        len("here it runs")
+    assert done == [30]
+    if sys.version_info >= (3, 11):  # which can be told to raise again without a trace
+        assert interrupts.__file__ not in [str(entry.path) for entry in caught.traceback]
+    assert signal.getsignal(signal.SIGUSR1) == handler
+    with pytest.raises(Told):
+        passes(lambda: (signal.raise_signal(signal.SIGUSR1), done.append(1)))
+    assert done == [30]  # what the program asked for is not waited for
+    assert signal.signal(signal.SIGUSR1, signal.SIG_IGN) == handler
+    handlers.stop()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+
+
+@posix
+def test_all_that_came_run_in_the_end_and_event_loops_hear_of_each_once(handlers: Handlers) -> None:
+    came: list[int] = []
+    handlers.start()
+    numbers = [signal.SIGUSR1, signal.SIGUSR2]
+    for number in numbers:
+        signal.signal(number, lambda number, frame: came.append(number))
+    done: list[int] = []
+    work, _ = ours({"signal": signal, "done": done})
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
     try:
-        signal.raise_signal(signal.SIGUSR1)
-    except Told as error:
-        assert from_program(error)
-    else:
-        raise AssertionError("no signal came")
+        work(numbers)
+        len("here they run")
+        assert sorted(came) == sorted(numbers) and done == [30]
+        assert signal.set_wakeup_fd(before) == writer
+        assert os.read(reader, 100) == bytes(numbers)
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+
+
+@posix
+def test_handlers_are_what_the_program_set_while_we_listen_and_after(handlers: Handlers) -> None:
+    functions = signal.signal, signal.getsignal, _signal.signal, _signal.getsignal
+    interrupt, switches = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGUSR1, plain)
+    handlers.start()
+    handlers.start()
+    assert signal.getsignal(signal.SIGINT) is interrupt and signal.getsignal(signal.SIGUSR1) is plain
+    assert signal.signal(signal.SIGUSR1, signal.SIG_DFL) is plain
+    assert signal.signal(signal.SIGUSR1, plain) is signal.SIG_DFL
+    with pytest.raises((TypeError, ValueError)):
+        signal.signal(signal.SIGUSR1, "no handler")  # type: ignore[arg-type]
+    handlers.stop()
+    handlers.stop()
+    assert (signal.signal, signal.getsignal, _signal.signal, _signal.getsignal) == functions
+    assert signal.getsignal(signal.SIGUSR1) is plain and signal.getsignal(signal.SIGINT) is interrupt
+    signal.signal(signal.SIGUSR1, switches)
+
+
+@posix
+def test_handlers_that_raise_where_they_are_put_back_keep_none_from_that(handlers: Handlers) -> None:
+    signal.signal(signal.SIGUSR1, plain)
+    signal.signal(signal.SIGUSR2, plain)
+    handlers.start()
+    exec(
+        compile("def last():\n    signal.raise_signal(number)\n    stop()", interrupts.__file__, "exec"),
+        names := {"signal": signal, "number": signal.SIGUSR1, "stop": handlers.stop},
+    )
+    with pytest.raises(Told):
+        names["last"]()
+        len("at the latest here")
+    assert _signal.getsignal(signal.SIGUSR1) is plain and _signal.getsignal(signal.SIGUSR2) is plain
+
+
+def test_what_another_thread_throws_into_our_work_is_told_from_our_own_errors() -> None:
+    def thrown(kind: type[Exception]) -> Exception:
+        names: dict[str, Any] = {"throw": ctypes.pythonapi.PyThreadState_SetAsyncExc, "kind": ctypes.py_object(kind)}
+        text = "def work(here):\n    throw(here, kind)\n    while True:\n        len(str(here))"
+        exec(compile(text, interrupts.__file__, "exec"), names)
+        try:
+            names["work"](ctypes.c_ulong(threading.get_ident()))
+        except Exception as error:
+            return error
+        raise AssertionError("nothing was raised")
+
+    assert is_thrown_in(thrown(Told))
+    assert not is_thrown_in(thrown(KeyError))  # may as well be ours
     try:
         int("no number")
     except ValueError as other:
-        assert not from_program(other)
-
-
-@posix
-def test_handlers_that_waited_run_all_whatever_they_raise() -> None:
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        raise Told
-
-    numbers = (signal.SIGUSR2, signal.SIGUSR1)
-    before = [signal.signal(number, note) for number in numbers]
-    try:
-        with pytest.raises(Told), Deferred():
-            for number in (*numbers, *numbers):
-                signal.raise_signal(number)
-                with Deferred():  # within another one: it waits for that
-                    signal.raise_signal(number)
-            assert came == []
-        assert came == [*numbers]
-        assert all(signal.getsignal(number) is note for number in numbers)
-        with Deferred():
-            signal.signal(signal.SIGUSR1, anything)
-        assert signal.getsignal(signal.SIGUSR1) is anything
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        assert not is_thrown_in(other)
