@@ -144,6 +144,8 @@ class Calls(Evaluation):
             return self._call_method(func, args, named, at)
         if isinstance(func, project.External):
             return self._call_external(func.dotted, args, named, at)
+        if isinstance(func, DType) and self.in_setup():
+            return Tensor(func.dtypes, table=True)  # torch.FloatTensor(...)
         if isinstance(func, Opaque) and func.id:
             return self.called_out_of_sight(func, func.text, args, named, at)
         return NOTHING
@@ -277,6 +279,11 @@ class Calls(Evaluation):
         finally:
             if cast:
                 self.weights.pop()
+
+    def in_setup(self) -> bool:
+        """Whether a model is being made."""
+        making = (frame.bound for frame in self.frames if frame.setup)
+        return any(isinstance(made, Object) and self.is_module(made.cls) for made in making)
 
     def in_module(self) -> bool:
         """Whether the code at hand is a model's own."""

@@ -110,14 +110,6 @@ _NUMPY_DRAWS = {"normal": 3, "uniform": 3, "random": 1, "standard_normal": 1, "r
 _NUMPY_GENERATORS = frozenset({"default_rng", "RandomState", "Generator"})
 _HALF_PROOF = re.compile(r"t5|t0|ul2", re.IGNORECASE)
 """Those whose loader keeps the overflowing weights in float32, which autocast undoes."""
-_TRANSFORMERS = frozenset(
-    f"torch.nn.{name}"
-    for name in (
-        "Transformer",
-        *(f"Transformer{half}{part}" for half in ("Encoder", "Decoder") for part in ("", "Layer")),
-    )
-)
-"""Modules of torch that begin with an attention and add its result to what they are given."""
 _VECTORS = surface.REDUCTIONS | surface.LOSSES
 """Ops that give a vector where they do not give a number."""
 GATHER = "gather"
@@ -151,7 +143,7 @@ class Models(Operations):
         """The result of code that cannot be read, ``base`` or a method of it. What a model gives in a live region
         is taken to be in its dtype, as the output of a linear layer or a convolution is.
         """
-        if self.libraries.get(base.id) in _TRANSFORMERS:
+        if self.libraries.get(base.id) in surface.TRANSFORMERS:
             self.into_transformer(args[:2], at)
         if base.id in self.models or base.id not in self.libraries:
             own = base.id in self.models and not self.is_partly_low(base.id) and "loss" not in text.lower()
@@ -286,6 +278,10 @@ class Models(Operations):
         if model not in self.made_here or DEFAULT in self.casts or self.in_module():
             return False
         return not any(self.inside(model, one) for one in (*self.untold, *self.casts))
+
+    @abc.abstractmethod
+    def in_setup(self) -> bool:
+        """Whether a model is being made, of which what comes from NumPy is a constant."""
 
     @abc.abstractmethod
     def in_module(self) -> bool:
@@ -457,7 +453,9 @@ class Models(Operations):
             return math_result(last, args)
         op = surface.op_of(dotted)
         if op in ("tensor", "as_tensor", "from_numpy", "scalar_tensor"):
-            return new_tensor(args, named)
+            made = new_tensor(args, named)
+            constant = op == "from_numpy" and self.in_setup()
+            return replace(made, table=True) if constant and isinstance(made, Tensor) else made
         if op is not None and surface.effect_of(op) is not None:
             return self.apply(op, args, named, at)
         for option in (value for value in args for value in options(value)):

@@ -320,6 +320,15 @@ WEIGHTED = frozenset(
 PAIRS = frozenset({"lstm_cell", "lstm", "gru", "rnn", "multi_head_attention_forward"})
 """Layers that return a tuple."""
 
+TRANSFORMERS = frozenset(
+    f"torch.nn.{name}"
+    for name in (
+        "Transformer",
+        *(f"Transformer{half}{part}" for half in ("Encoder", "Decoder") for part in ("", "Layer")),
+    )
+)
+"""Modules of torch that begin with an attention and add its result to what they are given."""
+
 _PREFIXES = ("torch.nn.functional.", "torch.linalg.", "torch.fft.", "torch.special.", "torch.Tensor.", "torch.")
 
 

@@ -7,6 +7,7 @@ import pytest
 from tests.static.dtypes.judging import check, filled
 
 NETWORK = """
+    import numpy as np
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -28,6 +29,11 @@ NETWORK = """
             self.register_buffer("kept", torch.zeros(4, 8))
             self.kept[:, 0] = torch.sin(self.table)
             self.register_buffer("queue", torch.zeros(4, 8))
+            self.register_buffer("sinusoids", self.angles(width))
+            self.numpy = torch.from_numpy(np.sin(np.arange(8))).float()
+
+        def angles(self, width):
+            return torch.FloatTensor(np.array([[i / width for i in range(width)]])).unsqueeze(0)
 
         def rms(self, x):
             return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -54,6 +60,8 @@ def network(body: str) -> None:
         "self.table",
         "self.named",
         "self.kept",
+        "self.sinusoids[:, :4]",
+        "self.numpy.to(h.device)",
         "self.plain.to(h.device)",
         "self.named[:, :4]",
         "self.table[None]",
@@ -82,6 +90,7 @@ def test_what_a_table_widens_runs_in_float32_until_a_product(table: str) -> None
         "mask",
         "mask.float()",
         "self.given",
+        "torch.from_numpy(mask).float()",
         "self.table[3]",
         "self.table.mean()",
         "self.table.sum()",
