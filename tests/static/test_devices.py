@@ -60,3 +60,27 @@ def test_choices(source: str, others: set[str], minded: bool) -> None:
 def test_places(tmp_path: Path, code: str, marked: list[int]) -> None:
     source = f"import torch\nd = 'cuda' if torch.cuda.is_available() else 'mps'\n{code}"
     assert lines(tmp_path, "AMP314", source) == marked
+
+
+@pytest.mark.parametrize(
+    ("other", "marked"),
+    [
+        ("loader = Loader(torch.device('cpu'))", [5]),
+        ("loader = Loader(torch.device('cuda'))", []),
+        ("mask = mask.cuda()", []),
+        ("mask = cuda(mask)", [5]),
+    ],
+)
+def test_where_tensors_are_on_cuda_anyway_nothing_follows_a_device_that_is_given(
+    tmp_path: Path, other: str, marked: list[int]
+) -> None:
+    source = f"""import torch
+def embed(text, device):
+    with torch.autocast(device_type=device.type):
+        encode(text)
+@torch.autocast('cuda')
+def forward(x):
+    return net(x)
+{other}
+"""
+    assert lines(tmp_path, "AMP314", source) == marked

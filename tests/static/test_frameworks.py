@@ -132,3 +132,40 @@ def test_the_words_of_lightning_1_are_right_where_that_is_pinned(
     (tmp_path / "requirements.txt").write_text(declared, encoding="utf-8")
     source = "import pytorch_lightning as pl\n\npl.Trainer(precision=16)\npl.Trainer(amp_backend='apex')\n"
     assert lines(tmp_path, "AMP804", source) == marked
+
+
+TWO_WAYS = """\
+from accelerate import Accelerator
+class Trainer:
+    def __init__(self, model, optimizer, mode):
+        self.model, self.optimizer, self.mode = model, optimizer, mode
+        {test}
+            self.accelerator = Accelerator()
+            self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+    def fit(self, loader):
+        return self.probe(loader) if self.mode == "probe" else self.tune(loader)
+    def probe(self, loader):
+        for x in loader:
+            self.model(x).mean().backward()
+            self.optimizer.step()
+    def tune(self, loader):
+        for x in loader:
+            {backward}
+            self.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "backward", "marked"),
+    [
+        ("if mode == 'tune':", "self.accelerator.backward(self.model(x).mean())", []),
+        ("if True or mode:", "self.model(x).mean().backward()", [12, 16]),
+        ("with torch.device('cuda'):", "self.accelerator.backward(self.model(x).mean())", [12]),
+    ],
+)
+def test_what_trains_without_the_accelerator_that_another_way_prepares(
+    tmp_path: Path, test: str, backward: str, marked: list[int]
+) -> None:
+    assert lines(tmp_path, "AMP803", "import torch\n" + TWO_WAYS.format(test=test, backward=backward)) == [
+        line + 1 for line in marked
+    ]

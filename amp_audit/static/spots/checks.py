@@ -60,7 +60,10 @@ def accelerate_bypassed(
         return
     confidence = Confidence.HIGH if prepared.sure else Confidence.MEDIUM
     assumed = "" if prepared.sure else " (if mixed_precision is fp16)"
-    for where, body in around:
+    through = [any(_goes_through(call, where, project) for call in calls(body)) for where, body in around]
+    for (where, body), goes_through in zip(around, through):
+        if prepared.sometimes and any(through) and not goes_through:
+            continue  # what trains the runs that have no accelerator
         for at, message in _bypasses(where, body, prepared, project, origins):
             step = RawStep(module.path, prepared.at, "the accelerator prepares it here")
             yield RawFinding(rule, module.path, at, message + assumed, confidence, related=(step,))
@@ -70,6 +73,7 @@ def _prepared(around: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origin
     found = Prepared()
     for where, body in around:
         guards = _guards(body)
+        tested = {at.at for node in statements(body) if isinstance(node, ir.If) for at in statements((node,))}
         for node in statements(body):
             if (
                 not isinstance(node, ir.Assign)
@@ -87,6 +91,7 @@ def _prepared(around: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origin
             found.steps = found.steps or any(_accumulates(call) for call, _ in made)
             found.keys |= {key for target in node.targets for key in identities(target, where)}
             found.switches.add(guards.get(node.at))
+            found.sometimes = found.sometimes and node.at in tested
     return found
 
 

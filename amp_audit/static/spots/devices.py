@@ -21,7 +21,7 @@ _TELLING = re.compile(r"cuda|gpu|cpu|mps|xpu|device|is_available", re.I)
 class Choice:
     """What a module picks its device from. ``others``: the kinds beside CUDA; empty where it picks none. ``minded``:
     whether it takes care elsewhere too that there may be no CUDA. ``given``: whether a region of it is one of a device
-    that it is given."""
+    that it is given, and none of its tensors are on CUDA whatever that is."""
 
     others: frozenset[str]
     minded: bool
@@ -42,7 +42,7 @@ def choice(module: ir.Module) -> Choice:
         others = _instead_of_cuda(*arms)
         found |= others
         minded = minded or (not others and _asks_for_cuda(test))
-    return Choice(frozenset(found), minded, given)
+    return Choice(frozenset(found), minded, given and not any(map(_is_on_cuda, parts(module.body, into=True))))
 
 
 def _is_of_a_device(part: ir.Expr) -> bool:
@@ -51,6 +51,16 @@ def _is_of_a_device(part: ir.Expr) -> bool:
         return False
     kind = next((arg.value for arg in part.args if arg.keyword in (None, "device_type")), None)
     return isinstance(kind, ir.Attr) and kind.name == "type" and "device" in last_word(kind.base).lower()
+
+
+def _is_on_cuda(part: ir.Expr) -> bool:
+    """``torch.device("cuda")`` or ``model.cuda()``."""
+    if not isinstance(part, ir.Call):
+        return False
+    named = part.args[0].value if part.args and last_word(part.func) == "device" else None
+    kind = _KINDS.fullmatch(named.value) if isinstance(named, ir.Const) and isinstance(named.value, str) else None
+    is_moved = isinstance(part.func, ir.Attr) and part.func.name == "cuda" and not part.args
+    return is_moved or (kind is not None and kind.group(1) == "cuda")
 
 
 def is_disabled(call: ir.Call) -> bool:

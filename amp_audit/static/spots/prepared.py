@@ -20,7 +20,7 @@ class Prepared:
     """What accelerators of a module prepare: the names, and attributes of ``self``, that hold it.
 
     ``sure`` says whether loss scaling is on by a literal; otherwise it may be. ``switches``: the flags under which it
-    is prepared, and whether they are on then; None where there is none.
+    is prepared, and whether they are on then; None where there is none. ``sometimes``: all of it stands under a test.
     """
 
     keys: set[tuple[object, str]] = field(default_factory=set)
@@ -28,6 +28,7 @@ class Prepared:
     steps: bool = False
     at: int = 0
     switches: set[tuple[str, bool] | None] = field(default_factory=set)
+    sometimes: bool = True
 
 
 def identities(target: ir.Expr, where: Where) -> Iterator[tuple[object, str]]:
