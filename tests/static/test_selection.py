@@ -139,13 +139,16 @@ def test_nothing_is_read_where_nothing_matters(tmp_path: Path) -> None:
         (b"from torch import float16 as f", True),
         (b"x.type(torch.cuda.HalfTensor)", True),
         (b"torch.backends.cuda.matmul.allow_fp16_accumulation = True", True),
+        (b"from paddle.amp import GradScaler\nscaler = GradScaler()", False),
+        (b"import paddle\nimport torch\nscaler = torch.amp.GradScaler()", True),
+        (b"# import paddle\nfrom paddles import GradScaler", True),
     ],
 )
 def test_trigger_words(source: bytes, matters: bool) -> None:
     assert screen(BOOK).matters(source) is matters
 
 
-@pytest.mark.parametrize("part", [b"import ", b"torch ", b"=a", b"= ", b"to(((((", b"to(" + b"a" * 190 + b"(b)"])
+@pytest.mark.parametrize("part", [b"import ", b"\nimport ", b"torch ", b"=a", b"= ", b"to(((((", b"to(" + b"a" * 190 + b"(b)"])
 def test_the_screen_is_linear_on_what_nobody_wrote(part: bytes) -> None:
     data = b"half\n" + part * (1_000_000 // len(part))
     began = time.process_time()

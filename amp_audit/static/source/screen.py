@@ -44,6 +44,9 @@ _NO_CODE = re.compile(
 )
 _OF_TORCH = rb"torch\s*\.\s*%(name)s\b|import[^\n]{0,300}[ ,(]%(name)s\b"
 """A name that Python itself has says nothing alone: ``compile``."""
+_ELSEWHERE = re.compile(rb"^[ \t]*(?:import|from)[ \t]+(?:paddle|mindspore|jittor|megengine|mxnet)\b", re.M)
+"""Imports of frameworks whose scalers have other ways: what imports one of them, and no torch, is none of ours."""
+
 _MARK = MARK.encode()
 
 
@@ -65,6 +68,8 @@ class Screen:
         if _MARK in data or not _is_utf8(data):
             return True  # a comment that silences nothing is a finding too, and so may be what cannot be decoded
         code = _NO_CODE.sub(rb"\1", data)
+        if _ELSEWHERE.search(code) is not None and b"torch" not in code:
+            return False
         if self.strong.search(code) is not None:
             return True
         return self.any.search(code) is not None and self.used.search(code) is not None
