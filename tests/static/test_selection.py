@@ -148,7 +148,9 @@ def test_trigger_words(source: bytes, matters: bool) -> None:
     assert screen(BOOK).matters(source) is matters
 
 
-@pytest.mark.parametrize("part", [b"import ", b"\nimport ", b"torch ", b"=a", b"= ", b"to(((((", b"to(" + b"a" * 190 + b"(b)"])
+@pytest.mark.parametrize(
+    "part", [b"import ", b"\nimport ", b"torch ", b"=a", b"= ", b"to(((((", b"to(" + b"a" * 190 + b"(b)"]
+)
 def test_the_screen_is_linear_on_what_nobody_wrote(part: bytes) -> None:
     data = b"half\n" + part * (1_000_000 // len(part))
     began = time.process_time()
