@@ -83,7 +83,7 @@ def record(target: Target, recording: Recording) -> Recorded:
     running = launch.start(supervisor.request(target, recording, folder, None))
     outcome = supervisor.follow(running, supervisor.Progress(sys.stderr, recording.steps, lambda: 0))
     where = os.path.relpath(running.trace_dir)
-    message = f"{running.steps()} steps recorded in {where}; amp-audit report {where} shows them"
+    message = f"{running.most_steps()} steps recorded in {where}; amp-audit report {where} shows them"
     if member is not None:
         return Recorded(message, supervisor.program_code(outcome))
     return Recorded(message, Exit.PROGRAM_FAILED if outcome.failed else Exit.CLEAN)

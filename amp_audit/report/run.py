@@ -15,7 +15,7 @@ from amp_audit.report.layout import section
 from amp_audit.report.source import printable
 from amp_audit.report.summary import BALANCE, Health, HotOp, Lost, Saved, ScalePoint, Summary, Times, Underflow
 from amp_audit.report.words import ending, listed, plural, ranges, scale, share, size, work
-from amp_audit.trace.schema import Header
+from amp_audit.trace.schema import Header, Place
 
 MOST_ROWS = 5
 MOST_CHANGES = 8
@@ -27,7 +27,7 @@ NAME = 40
 def sections(run: Summary, program: Program | None, root: Path, verbose: bool) -> Iterator[RenderableType]:
     """The run's sections in reading order; those with nothing to tell are left out."""
     limit = 10**6 if verbose else MOST_ROWS
-    yield section("The run", [Text(printable(line)) for line in _story(run, program)])
+    yield section("The run", [Text(printable(line)) for line in _story(run, program, root)])
     if run.work or run.casts or run.float32:
         yield section("Precision", list(_precision(run, root, limit)))
     if run.scales or run.window is not None:
@@ -38,21 +38,28 @@ def sections(run: Summary, program: Program | None, root: Path, verbose: bool) -
         yield section("Training", [Text(line) for line in _training(run.health, limit)])
 
 
-def _story(run: Summary, program: Program | None) -> Iterator[str]:
+def _story(run: Summary, program: Program | None, root: Path) -> Iterator[str]:
     head = run.header
     yield from emulated.story(head)
+    error = f": {_error(run.error, root)}" if run.error is not None and run.reason == "failed" else ""
     name = " ".join(head.argv) or "the program"
     if not run.observed:
-        before = {"failed": "failed", "killed": _cut_off(program), "interrupted": "was interrupted"}.get(run.reason)
-        if before is not None:
-            yield f"{name}: {before} before its first optimizer step"
+        before = {
+            "failed": "failed",
+            "killed": _cut_off(program),
+            "interrupted": "was interrupted",
+            "cut": "its trace broke off",
+        }
+        if run.reason in before:
+            yield f"{name}: {before[run.reason]} before its first optimizer step{error}"
         else:
             yield f"{name}: no optimizer step was seen, so little is known of its numbers"
     else:
         ends = {
             "stopped": f"stopped by amp-audit after {plural(run.steps, 'step')}",
             "finished": f"ran to its end, {_watched(run)}",
-            "failed": f"failed after {plural(run.steps, 'step')}",
+            "failed": f"failed after {plural(run.steps, 'step')}{error}",
+            "cut": f"recorded for {plural(run.steps, 'step')}, then the trace could not be written any further",
             "interrupted": f"interrupted after {plural(run.steps, 'step')}",
             "killed": f"{_cut_off(program)} after {plural(run.steps, 'recorded step')}",
         }
@@ -65,6 +72,14 @@ def _story(run: Summary, program: Program | None) -> Iterator[str]:
     yield f"{where}; {regions}" if run.observed else where
     if len(run.ranks) > 1 or head.world_size > 1:
         yield f"ranks {ranges(run.ranks)} of {head.world_size}"
+    if run.processes > len(run.ranks):
+        yield f"{plural(run.processes, 'process', 'processes')} trained: operators, casts and times are sums over all"
+
+
+def _error(error: tuple[str, Place], root: Path) -> str:
+    text, place = error
+    path, line = place.user_path or place.path, place.user_line or place.line
+    return f"{text} ({shown_path(path, root)}:{line})" if path is not None else text
 
 
 def _watched(run: Summary) -> str:
@@ -246,7 +261,7 @@ def _underflow(rows: Sequence[Underflow], limit: int, root: Path) -> Iterator[Re
     rest = len(rows) - len(lossy[:limit])
     if rest:
         clean = len(rows) - len(lossy)
-        words = {0: "all with less", rest: "none of them with loss"}.get(clean, f"{clean} of them without loss")
+        words = {0: "none with more", rest: "none of them with loss"}.get(clean, f"{clean} of them without loss")
         yield Text(f"{plural(rest, 'more parameter')}, {words}", style="dim")
     yield from map(Text, _upstream(lossy[:limit], root))
 

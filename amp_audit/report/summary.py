@@ -197,7 +197,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run was and did, over all its ranks."""
+    """What a run was and did, over all its ranks.
+
+    ``error``: the exception that ended the program, and where it was raised. ``processes``: how many trained.
+    """
 
     header: Header
     reason: str
@@ -222,6 +225,8 @@ class Summary:
     differences: tuple[Difference, ...] = ()
     notes: tuple[str, ...] = ()
     unobserved: tuple[tuple[str, int], ...] = ()
+    error: tuple[str, Place] | None = None
+    processes: int = 1
 
     @property
     def observed(self) -> bool:
@@ -264,6 +269,8 @@ def summarize(traces: Sequence[Trace]) -> Summary:
         differences=_differences(rows, first.header),
         notes=_notes(traces),
         unobserved=_unobserved(traces),
+        error=_error(traces),
+        processes=len(trained),
     )
 
 
@@ -272,7 +279,7 @@ def _steps(traces: Iterable[Trace], watched: Callable[[StepRecord], bool]) -> tu
     return tuple(sorted({step.step for trace in traces for step in trace.steps if watched(step) and not step.open}))
 
 
-_REASONS = ("killed", "failed", "interrupted", "stopped", "finished")
+_REASONS = ("killed", "cut", "failed", "interrupted", "stopped", "finished")
 
 
 def _reason(traces: Sequence[Trace]) -> str:
@@ -281,6 +288,15 @@ def _reason(traces: Sequence[Trace]) -> str:
     counted = own if any(trace.finished for trace in own) else traces
     found = {trace.end.reason if trace.end else "killed" for trace in counted}
     return next((reason for reason in _REASONS if reason in found), "finished")
+
+
+def _error(traces: Iterable[Trace]) -> tuple[str, Place] | None:
+    for trace in traces:
+        for step in trace.steps:
+            for number in step.numbers:
+                if number.name == "raised" and number.op is None and number.subject:
+                    return number.subject, number.place or Place()
+    return None
 
 
 def _work(rows: Iterable[OpRow]) -> tuple[Work, ...]:

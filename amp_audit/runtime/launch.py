@@ -115,6 +115,10 @@ class Running:
         """Optimizer steps written so far, of the process furthest behind."""
         return min((self._steps_in(file) for file in self.trace_dir.glob("rank-*.jsonl")), default=0)
 
+    def most_steps(self) -> int:
+        """Optimizer steps written so far, of the process furthest ahead: others may train something of their own."""
+        return max((self._steps_in(file) for file in self.trace_dir.glob("rank-*.jsonl")), default=0)
+
     def _steps_in(self, file: Path) -> int:
         """The last step in a file. Reads only what was added since the last call; a record starts with its type."""
         done, step = self._read.get(file, (0, 0))

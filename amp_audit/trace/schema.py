@@ -235,7 +235,8 @@ class Rows:
 
 @dataclass(slots=True)
 class End:
-    """``reason``: finished | stopped | failed | interrupted | killed; ``lines``: all reached lines of watched code.
+    """``reason``: finished | stopped | failed | interrupted | killed, or cut: the program went on, and what came then
+    could not be written; ``lines``: all reached lines of watched code.
 
     ``program_exit`` is None where the process cannot know it (``sys.exit``); whoever started it does.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -18,8 +19,9 @@ class Writer:
     """Appends the records of one process to a file of its own in ``folder``.
 
     Every record goes out in one write, so a killed process leaves at most one torn line, the last. When writing fails
-    (disk full, folder gone) that is said once, through ``complain``, and nothing is written any more: no method raises
-    ``OSError``. A folder that cannot be written is replaced by a temporary one.
+    (disk full, folder gone) that is said once, through ``complain``, and in the room of the record that did not fit by
+    an end of the trace; nothing is written any more, and no method raises ``OSError``. A folder that cannot be written
+    is replaced by a temporary one.
     """
 
     def __init__(self, folder: Path, complain: Callable[[str], None]) -> None:
@@ -28,6 +30,8 @@ class Writer:
         self._complain = complain
         self._file: int | None = None
         self._failed = False
+        self._whole = 0  # bytes of the records that are whole
+        self._steps = 0
         self._new = Rows()
         self._ops = 0
         self._casts = 0
@@ -55,6 +59,8 @@ class Writer:
             self._write(self._new)
             self._new = Rows()
         self._write(record, ops=ops, casts=casts)
+        if not (record.open or self._failed):
+            self._steps = max(self._steps, record.step)
 
     def end(self, end: End) -> None:
         """Write the last record and close."""
@@ -104,16 +110,26 @@ class Writer:
         for name, counts in extra.items():
             if counts:
                 data[name] = [*data.get(name, ()), *counts]
-        rest = memoryview(f"{encode(data)}\n".encode("utf-8", "backslashreplace"))
         try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            self._append(data)
         except OSError as error:
             self._fail(error)
 
+    def _append(self, data: Any) -> None:
+        line = f"{encode(data)}\n".encode("utf-8", "backslashreplace")
+        rest = memoryview(line)
+        while rest and self._file is not None:
+            rest = rest[os.write(self._file, rest) :]
+        self._whole += len(line)
+
     def _fail(self, error: OSError) -> None:
         self._failed = True
-        self._complain(f"writing the trace failed ({error.strerror or error}): it ends here, the program goes on")
+        reason = error.strerror or str(error)
+        self._complain(f"writing the trace failed ({reason}): it ends here, the program goes on")
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._whole)
+                self._append(to_json(End("cut", None, self._steps, notes=[f"writing the trace failed: {reason}"])))
 
 
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False, default=lean)

@@ -12,7 +12,7 @@ from amp_audit.model import Confidence, Coverage, Evidence, Location, Severity, 
 from amp_audit.report import render
 from amp_audit.report.content import Program, Report
 from amp_audit.report.summary import summarize
-from amp_audit.trace.schema import End, Number
+from amp_audit.trace.schema import End, Number, Place
 
 from . import samples
 
@@ -278,3 +278,22 @@ def test_of_many_gradient_norms_the_first_are_shown(project: Path, monkeypatch: 
     text = shown(report, monkeypatch)
     assert "\n  gradient norm of fold4: 5 at first, 5 at last\n  gradient norm: 2 more (--verbose)\n" in text
     assert "gradient norm of fold6: 7 at first" in shown(report, monkeypatch, verbose=True)
+
+
+def test_the_story_tells_what_ended_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = Number("raised", Place("/project/net.py", 7), "ValueError: boom")
+    failed = samples.trace(end=End("failed", 1, 3))
+    failed.steps[-1].numbers.append(error)
+    text = shown(samples.report(summary=summarize([failed]), program=Program(1)), monkeypatch, 120)
+    assert "failed after 3 steps: ValueError: boom (net.py:7)\n" in text
+    cut = samples.trace(end=End("cut", None, 3, notes=["writing the trace failed: No space left on device"]))
+    text = shown(samples.report(summary=summarize([cut]), program=Program(0)), monkeypatch, 120)
+    assert "recorded for 3 steps, then the trace could not be written any further\n" in text
+    assert "- writing the trace failed: No space left on device" in text
+
+
+def test_several_processes_of_one_rank_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(samples.report(summary=summarize([samples.trace(), samples.trace()])), monkeypatch, 120)
+    assert "2 processes trained: operators, casts and times are sums over all\n" in text
+    ranks = [samples.trace(header=samples.header(rank=rank, world_size=2)) for rank in range(2)]
+    assert "trained:" not in shown(samples.report(summary=summarize(ranks)), monkeypatch, 120)

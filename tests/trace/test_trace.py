@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -232,6 +234,31 @@ def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
     assert len(complaints) == 1 and "No space left" in complaints[0]
     (trace,) = reader.read(tmp_path)
     assert trace.steps == [] and trace.end is None
+
+
+def test_a_trace_that_breaks_off_says_so_in_the_room_of_what_did_not_fit(tmp_path: Path) -> None:
+    complaints: list[str] = []
+    writer = Writer(tmp_path, complaints.append)
+    writer.open(header())
+    writer.step(StepRecord(1, recorded=False))
+    real, room = os.write, 40
+
+    def almost_full(file: int, data: bytes) -> int:
+        """A short write, and then no room is left."""
+        nonlocal room
+        if room == 0 and len(data) > 150:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(file, bytes(data)[: room or None])
+        room = 0
+        return written
+
+    with mock.patch("os.write", almost_full):
+        writer.step(StepRecord(2, recorded=False, notes=["long" * 100]))
+        writer.end(End("finished", 0, 2))
+    assert len(complaints) == 1
+    (trace,) = reader.read(tmp_path)
+    assert [step.step for step in trace.steps] == [1] and not trace.torn
+    assert trace.end == End("cut", None, 1, notes=["writing the trace failed: No space left on device"])
 
 
 def test_a_folder_that_cannot_be_written_gives_way_to_a_temporary_one(tmp_path: Path) -> None:
