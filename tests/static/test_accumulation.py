@@ -66,6 +66,9 @@ def test_a_boundary_test_is_known_in_whatever_way_it_is_written(test: str, found
         ("nn.functional.mse_loss(model(x), x).sum()", False),
         ("nn.functional.mse_loss(model(x), x) * args.weight + model(x).mean()", True),
         ("args.loss_of(x)", False),
+        ("args.normalize(nn.functional.mse_loss(model(x), x), n_accumulation=n)", False),
+        ("args.normalize(nn.functional.mse_loss(model(x), x), n_accum)", False),
+        ("args.normalize(nn.functional.mse_loss(model(x), x), eps=n)", True),
     ],
 )
 def test_losses_that_something_may_divide_are_not_said_to_be_summed(loss: str, found: bool) -> None:
@@ -152,3 +155,30 @@ def test_a_test_that_came_true_in_another_round_is_no_boundary_of_this_one() -> 
             train(loader, G, D, opt_g, opt_d, scaler, args, count)
     """
     assert "AMP223" not in ids(source)
+
+
+@pytest.mark.parametrize(("given", "found"), [("args.accumulate", False), ("args.weight", True)])
+def test_a_short_helper_that_is_told_the_number_of_micro_batches_may_divide_by_it(given: str, found: bool) -> None:
+    source = f"""
+import torch
+from torch import nn
+
+def weighted(loss, n):
+    if n > 1:
+        loss = loss / n
+    return loss
+
+def train(model, optimizer, loader, args):
+    model.train()
+    scaler = torch.amp.GradScaler("cuda")
+    for step, x in enumerate(loader):
+        with torch.autocast("cuda"):
+            loss = nn.functional.mse_loss(model(x), x)
+        loss = weighted(loss, {given})
+        scaler.scale(loss).backward()
+        if (step + 1) % args.accumulate == 0:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+"""
+    assert ids(source) == ({"AMP223"} if found else set())

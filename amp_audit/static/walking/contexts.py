@@ -156,7 +156,7 @@ class Contexts(Ducks):
             known_divisors = made.divided - UNSEEN if compares else made.divided
             ran = made.ran | self._ran_unseen(callee, given, world)
             taken = made.taken and _still_taken(callee, made.taken, node)
-            return replace(made, divided=known_divisors | _perhaps_divided(callee), ran=ran, taken=taken)
+            return replace(made, divided=known_divisors | _perhaps_divided(callee, node), ran=ran, taken=taken)
         live = region_dtype(world.state)
         if live is not None and not world.no_grad and isinstance(callee, Func):
             models = [model for item in given if (model := self._as_model(item, world)) is not None]
@@ -272,8 +272,10 @@ def _still_taken(callee: Value, kind: str, node: ir.Call) -> str:
     return "penalty" if last_word(node.func) in _NORMS else kind
 
 
-def _perhaps_divided(callee: Value) -> frozenset[Hashable]:
+def _perhaps_divided(callee: Value, node: ir.Call) -> frozenset[Hashable]:
     """Whether code that is not followed may divide a loss by the number of micro-batches, or sums over the batch."""
+    if any(ACCUMULATION.search(arg.keyword or last_word(arg.value) or "") for arg in node.args):
+        return UNSEEN
     if isinstance(callee, Func):
         return UNSEEN if any(map(ACCUMULATION.search, callee.function.words)) else frozenset()
     return frozenset({"sum"} if "'sum'" in key_of(callee) else ())
