@@ -471,3 +471,48 @@ def main(factory, model, loader):
     train(model, optimizer, other, loader)
 """
     assert ids(source.format(name=name)) - {"AMP217"} == expected
+
+
+@pytest.mark.parametrize(
+    ("made", "unscale", "expected"),
+    [
+        ("partial(nn.utils.clip_grad_norm_, max_norm=cfg.norm)", "pass", {"AMP202"}),
+        ("nn.utils.clip_grad_value_", "pass", {"AMP202"}),
+        ("partial(nn.utils.clip_grad_norm_, max_norm=cfg.norm)", "self.scaler.unscale_(self.optimizer)", set()),
+        ("partial(print, cfg.norm)", "pass", set()),
+    ],
+)
+def test_a_function_that_another_one_chose_clips_where_it_is_called(
+    made: str, unscale: str, expected: set[str]
+) -> None:
+    source = f"""
+from functools import partial
+import torch
+from torch import nn
+
+def clipper(cfg):
+    clip = None
+    if cfg.norm is not None:
+        clip = {made}
+    return clip
+
+class Manager:
+    def __init__(self, model, cfg):
+        self.model = model
+        self.clip = clipper(cfg)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def train(self, loader):
+        for x in loader:
+            self.optimizer.zero_grad()
+            with torch.autocast("cuda"):
+                loss = self.model(x).mean()
+            self.scaler.scale(loss).backward()
+            if self.clip is not None:
+                {unscale}
+                self.clip(self.model.parameters())
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+"""
+    assert ids(source) == expected

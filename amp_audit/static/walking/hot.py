@@ -42,6 +42,9 @@ CALLED = frozenset(
 MENTIONED = frozenset({"GradScaler", "ShardedGradScaler", "autocast"})
 """Names that matter even where they are not called."""
 
+_HANDED = frozenset({"clip_grad_norm_", "clip_grad_value_"})
+"""Functions that are chosen in one place, for another one to call."""
+
 _SCALERS = frozenset({"GradScaler", "ShardedGradScaler"})
 
 _HOLDERS = frozenset({"parameters", "named_parameters", "param_groups"})
@@ -78,7 +81,7 @@ class Vocabulary:
 
     def is_hot(self) -> bool:
         """Whether the code can produce an event, or a value that events speak of."""
-        if self.called & CALLED or self.words & MENTIONED:
+        if self.called & CALLED or self.words & (MENTIONED | _HANDED):
             return True
         if "step" in self.called and any(map(_OPTIMIZER.search, self.words)):
             return True
