@@ -53,6 +53,7 @@ class Numerics:
     ) -> None:
         self._hidden = hidden
         self._tables = tables
+        self._held: dict[int, str] = {}  # what modules held when the step began
         self.cast_targets = frozenset(_ROUNDED)
         self._host = host
         self._scene = scene
@@ -75,6 +76,7 @@ class Numerics:
         """A recorded step begins."""
         self._deep = deep
         self._forget()
+        self._held = self._holding() if deep else {}
         scale = self._scene.current_scale
         if deep and self._powers and scale is not None:
             self._rescale = Rescale(self._powers, scale)
@@ -354,10 +356,14 @@ class Numerics:
                     )
                 )
 
+    def _holding(self) -> dict[int, str]:
+        """What modules hold beside their parameters: names by address of the memory."""
+        return {int(tensor.untyped_storage()._cdata): name for tensor, name in self._tables() if plain(tensor)}
+
     def _tell_widened(self) -> None:
         """Lines at which float32 tables have made float32 of low-precision activations."""
-        named = {int(tensor.untyped_storage()._cdata): name for tensor, name in self._tables() if plain(tensor)}
-        outside = {index: named[memory] for index, memory in self._origins.outside.items() if memory in named}
+        kept = dict(self._held.items() & self._holding().items())  # what a module came to hold in this step may be data
+        outside = {index: kept[memory] for index, memory in self._origins.outside.items() if memory in kept}
         found, written = widenings(self._origins.results, outside)
         for one in found:
             values: dict[str, float | int | None] = {"bytes": one.bytes, "ops": one.ops, "together": written}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -148,6 +149,11 @@ def _recurrent(net: Net, x: torch.Tensor) -> torch.Tensor:
     return state[:, None].expand(-1, LENGTH, -1)
 
 
+def _kept(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.seen = torch.from_numpy(np.random.rand(*x.shape).astype(np.float32))  # made out of sight
+    return net.seen
+
+
 LEAVES: dict[str, Body] = {
     "a cast table": lambda net, x: torch.relu(x * net.table.to(x.dtype)),
     "cast back": lambda net, x: torch.relu((x * net.table).to(x.dtype)),
@@ -159,6 +165,7 @@ LEAVES: dict[str, Body] = {
     "rotary angles and a mask": _rotary,
     "a state that begins with zeros": _recurrent,
     "other random numbers": lambda net, x: torch.relu(x + torch.randn_like(x)),
+    "data that the module has kept": lambda net, x: torch.relu(x + _kept(net, x)),
     "in place": lambda net, x: torch.relu(x.clone().mul_(net.table)),
     "a loss": lambda net, x: (torch.relu(x - net.table).mean(), x)[1],
 }
