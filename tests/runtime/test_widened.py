@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import amp_audit
 from amp_audit import rulebook
-from amp_audit.model import Verdict
+from amp_audit.model import Severity, Verdict
 from amp_audit.trace import judge
 from amp_audit.trace.schema import Number, Trace
 from tests.runtime.recording import every_step_deep, notes, numbers, recorded
@@ -205,3 +205,41 @@ def test_what_is_read_and_what_a_run_shows_are_one_finding(
     assert (found.rule, found.verdict) == ("AMP607", Verdict.CONFIRMED)
     assert {item.source for item in found.evidence} == {"static", "runtime"}
     assert {item.name for item in found.evidence} >= {"widened_share"}
+
+
+BY_HAND = """
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.gate = torch.linspace(0.5, 1.0, 16)
+
+    def forward(self, x):
+        h = self.up(x) * self.gate
+        return self.down(torch.relu(h))
+
+
+model = Gated().to(torch.bfloat16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    loss = model(torch.randn(4, 8).bfloat16()).float().square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_what_a_product_refuses_was_widened_by_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes from the layer, and the table is why."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(BY_HAND, encoding="utf-8")
+    report = amp_audit.audit("train.py")
+    assert report is not None
+    found = [one for one in report.findings if one.rule in ("AMP310", "AMP607")]
+    assert [(one.rule, one.verdict, one.severity) for one in found] == [("AMP607", Verdict.CONFIRMED, Severity.ERROR)]
+    assert found[0].location is not None and "self.gate" in BY_HAND.splitlines()[found[0].location.line - 1]
