@@ -37,21 +37,34 @@ _JOINING = frozenset({"cat", "stack", "hstack", "vstack", "dstack", "column_stac
 BLANK = frozenset({"zeros", "empty", "zeros_like", "new_zeros", "empty_like", "new_empty"})
 """What adds nothing but a dtype: the first state of a recurrence, the beginning of a sum."""
 
-_LOSES_DIMENSIONS = frozenset({"squeeze", "unbind", "select", "amax", "amin", "median", "mean", "std", "var", "sum"})
+_LOSES_DIMENSIONS = (
+    surface.REDUCTIONS
+    | surface.LOSSES
+    | {
+        "squeeze",
+        "unbind",
+        "select",
+        "amax",
+        "amin",
+        "nanmedian",
+        "logsumexp",
+        "linalg_vector_norm",
+        "cosine_similarity",
+    }
+)
+"""What may leave no dimension of a vector."""
 
 
 def is_table(
     name: str, effect: str | None, tensors: Sequence[Tensor], args: Sequence[Value], named: Named, lowered: bool
 ) -> bool:
     """Whether the result of an op is made of numbers alone and has a dimension."""
-    if lowered or effect not in ("factory", "integers", "same", "promote", "listed", "like", "bool"):
+    if lowered or effect not in ("factory", "integers", "same", "promote", "listed", "bool"):
         return False
-    if not all(tensor.table for tensor in tensors) or (name in _LOSES_DIMENSIONS and len(args) < 2):
-        return False
-    if effect == "like" or name in _LOSES_DIMENSIONS - {"squeeze"}:
+    if name in _LOSES_DIMENSIONS or not all(tensor.table for tensor in tensors):
         return False
     if effect not in ("factory", "integers"):
-        return bool(tensors)
+        return bool(tensors) and Items(()) not in args
     size = args[0] if args else named.get("size")
     if name == "full":
         value = args[1] if len(args) > 1 else named.get("fill_value")
