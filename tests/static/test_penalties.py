@@ -70,3 +70,33 @@ def test_a_penalty_that_is_scaled_twice(body: str) -> None:
 )
 def test_a_penalty_that_may_be_unscaled(body: str) -> None:
     assert broken(body) == set()
+
+
+@pytest.mark.parametrize(
+    ("gradient", "expected"),
+    [
+        ("torch.ones_like(out)", {"AMP204"}),
+        ("gradient=torch.tensor(1.0)", {"AMP204"}),
+        ("weights", set()),
+        ("torch.exp(weights)", set()),
+        ("scaler.scale(weights)", set()),
+    ],
+)
+def test_a_backward_that_is_given_its_first_gradient_may_be_given_the_scale(gradient: str, expected: set[str]) -> None:
+    source = f"""
+import torch
+
+def train(model, loader, weights):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            out = model(x)
+            loss = out.square().mean()
+        scaler.scale(loss).backward(retain_graph=True)
+        out.backward({gradient})
+        scaler.step(optimizer)
+        scaler.update()
+"""
+    assert ids(source) == expected

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from amp_audit.static.walking.evaluate import Results
 
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
+_CONSTANTS = ("torch.ones", "torch.tensor", "torch.as_tensor", "torch.full")
 _OF_SCALERS = frozenset({"scale", "unscale_", "step", "update", "is_enabled", "state_dict", "get_scale"})
 _PENALTIES = frozenset({"norm", "pow", "square", "abs", "sum", "mean"})
 """What a term of the loss is made of that is computed from the weights themselves."""
@@ -472,8 +473,10 @@ def _weights(owner: Hashable, model: Value, name: str, world: World) -> Paramete
 
 
 def _gradient(args: list[Value], named: dict[str, Value]) -> Tensor | None:
-    """The tensor that a backward is given to start with, instead of 1."""
+    """The tensor that a backward is given to start with, instead of 1; one that is not seen may carry the scale."""
     given = named.get("gradient") or (args[0] if args else None)
+    if isinstance(given, Symbol) and not given.key.startswith(_CONSTANTS):
+        return Tensor(doubt=True)
     return given if isinstance(given, Tensor) else None
 
 
