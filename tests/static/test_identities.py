@@ -516,3 +516,40 @@ class Manager:
             self.scaler.update()
 """
     assert ids(source) == expected
+
+
+NAMED_OPTIMIZER = """
+import torch
+
+def fit(model, loader, name, {given}):
+    scaler = torch.amp.GradScaler("cuda")
+    {made}
+    plan = getattr(torch.optim.lr_scheduler, name)(optimizer)
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        plan.step()
+
+def folds(build, loader, name):
+    optimizer = getattr(torch.optim, name)(build().parameters())
+    for fold in range(4):
+        model = build()
+        fit(model, loader, name, optimizer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "expected"),
+    [
+        ("optimizer", "pass", {"AMP214"}),
+        ("_", "optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1)", set()),
+    ],
+)
+def test_an_optimizer_whose_class_a_setting_names_is_another_one_each_time(
+    given: str, made: str, expected: set[str]
+) -> None:
+    assert ids(NAMED_OPTIMIZER.format(given=given, made=made)) - {"AMP217"} == expected

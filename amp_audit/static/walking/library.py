@@ -96,6 +96,12 @@ SHARDING = frozenset(
 
 WRAPPERS = re.compile(r"(^|\.)(DistributedDataParallel|DDP|DataParallel|compile|convert_sync_batchnorm)$")
 _REMADE = frozenset({"torch.tensor", "torch.as_tensor", "torch.autograd.Variable", "torch.Tensor"})
+_MADE_BY_NAME = {
+    "torch.optim": "torch.optim.Optimizer",
+    "torch.optim.lr_scheduler": "torch.optim.lr_scheduler.LRScheduler",
+}
+"""Packages of whose classes a setting names one, and what all of these are."""
+
 CLOSURES = frozenset({"torch.optim.LBFGS", "torch.optim.lbfgs.LBFGS"})
 PASSING = frozenset({"list", "tuple", "set", "iter", "reversed", "sorted", "filter"})
 ENDS = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
@@ -232,6 +238,8 @@ class Library(Methods):
         if name == "getattr" and len(args) >= 2 and isinstance(args[1], Literal):
             found = self.walker.attribute(args[0], str(args[1].value), "", node.at, world)
             return found[0][0] if len(found) == 1 else None
+        if name == "getattr" and isinstance(args[0], External) and args[0].dotted in _MADE_BY_NAME:
+            return External(_MADE_BY_NAME[args[0].dotted])
         if name == "bool" and len(args) == 1:
             return args[0]
         if name in ("any", "all") and isinstance(last, Method) and last.name == "each":
