@@ -178,9 +178,11 @@ def _tensor_fits(tensor: Tensor, wanted: Mapping[str, object], use: Use) -> bool
 
 
 def _is_foreign(tensor: Tensor, use: Use) -> bool:
-    """Whether a tensor surely has the half type that the region does not have."""
+    """Whether a tensor surely has the half type that the region does not have; of one that it is only taken to run in
+    the dtype is another program's, perhaps.
+    """
     halves = HALVES - {LOW}
-    region = use.region.dtypes if use.region is not None else frozenset()
+    region = use.region.dtypes if use.region is not None and not use.region.assumed else frozenset()
     known = len(region) == len(tensor.dtypes) == 1 and not tensor.assumed
     return known and region != tensor.dtypes and region | tensor.dtypes == halves
 

@@ -194,3 +194,23 @@ def test_a_forward_that_enters_regions_itself_runs_outside_of_one(around: str) -
                     return h.transpose(0, 1) @ h{"  # AMP307" if "autocast" in around else ""}
     """
     check(train=train, model=model)
+
+
+@pytest.mark.parametrize(("build", "mark"), [("Net().cuda()", "  # AMP306"), ("build_from(config)", "")])
+def test_the_other_half_type_is_foreign_to_a_region_that_a_model_is_known_to_run_in(build: str, mark: str) -> None:
+    """Where it is only taken to run in the project's region, it may be another program's that casts by hand."""
+    check(
+        train=TRAIN.replace("Net().cuda()", build).replace("dtype=torch.float16):", f"dtype=torch.float16):{mark}"),
+        model="""
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x, mask):
+            return self.fc(x.to(torch.bfloat16))
+    """,
+    )
