@@ -339,7 +339,9 @@ class Signals:
             self._scaler_step = True
             self._probe_before(optimizer, args, kwargs)
             return
-        self._stepping = [other for other in self._stepping if _is_inside_step_of(other)]
+        if self._stepping:  # one that raised never told that it was over
+            outside = _stepping_now()[1:]
+            self._stepping = [one for one in self._stepping if any(one is other for other in outside)]
         self._stepping.append(optimizer)
         if len(self._stepping) > 1:
             self._probe_before(optimizer, args, kwargs)
@@ -434,14 +436,13 @@ def _closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return kwargs.get("closure") is not None or (len(args) > 1 and callable(args[1]))
 
 
-def _is_inside_step_of(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step of this optimizer is really on the stack; one that raised never told that it was over."""
+def _stepping_now() -> list[Any]:
+    """The optimizers whose steps are really on the stack, innermost first."""
+    found: list[Any] = []
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_name == "wrapper" and code.co_filename.endswith("optimizer.py"):
-            arguments = frame.f_locals.get("args") or ()
-            if arguments and arguments[0] is optimizer:
-                return True
+            found.extend((frame.f_locals.get("args") or ())[:1])
         frame = frame.f_back
-    return False
+    return found

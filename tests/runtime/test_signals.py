@@ -234,6 +234,23 @@ def test_a_step_that_raised_does_not_hide_the_next_one(tmp_path: Path) -> None:
     assert len(named(events(recorded(run, tmp_path)), "step")) == 2
 
 
+def test_an_optimizer_whose_step_raised_steps_again(tmp_path: Path) -> None:
+    def run() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()
+        handle.remove()
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    trace = recorded(run, tmp_path)
+    assert trace.finished == 3
+    assert [len(named(step.events, "step")) for step in trace.steps if not step.open] == [2, 1, 1]
+
+
 def test_calls_that_torch_refuses_are_told_before_they_raise(tmp_path: Path) -> None:
     def run() -> None:
         optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
