@@ -101,6 +101,7 @@ class _Memory:
         self._devices: dict[torch.device, _Device] = {}
         self._there: dict[int, _Followed] = {}
         self._gone: list[_Followed] = []
+        self._torn = False  # an exception from elsewhere came between two stores that belong together
 
     def close(self) -> dict[torch.device, dict[torch.dtype, int]]:
         """What was there when it was most, in bytes; nothing is followed any more."""
@@ -109,31 +110,45 @@ class _Memory:
 
     def add(self, tensor: torch.Tensor) -> None:
         """A tensor is there. Its memory counts once, in the dtype that it was met in first."""
-        storage, there, gone = tensor.untyped_storage(), self._there, self._gone
-        if gone:
-            self._sweep()
-        key = storage._cdata
-        if key in there:
-            return
-        dtype, amount = tensor.dtype, storage.nbytes()
+        try:
+            if self._torn:
+                self._recount()
+            if self._gone:
+                self._sweep()
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._there:
+                self._follow(key, storage, tensor)
+        except BaseException:
+            self._torn = True
+            raise
+
+    def _follow(self, key: int, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
         held = self._devices.get(tensor.device)
         if held is None:
             held = self._devices[tensor.device] = _Device()
-        # A callback in Python would be where a signal handler runs whose exception is lost.
-        followed = there[key] = _Followed(storage, gone.append)
-        followed.key, followed.dtype, followed.amount, followed.device = key, dtype, amount, held
-        held.now[dtype] = held.now.get(dtype, 0) + amount
-        held.total += amount
-        if held.total > held.most:
-            held.most, held.peak = held.total, held.now.copy()
+        # A callback in Python would be where an exception of a signal handler is lost.
+        followed = _Followed(storage, self._gone.append)
+        followed.key, followed.dtype, followed.amount, followed.device = key, tensor.dtype, storage.nbytes(), held
+        self._there[key] = followed
+        held.add(followed.dtype, followed.amount)
 
     def _sweep(self) -> None:
         with suppress(IndexError):  # another thread was faster
             while True:
                 followed = self._gone.pop()
-                if self._there.pop(followed.key, None) is not None:
-                    followed.device.total -= followed.amount
-                    followed.device.now[followed.dtype] -= followed.amount
+                if self._there.get(followed.key) is followed:
+                    del self._there[followed.key]
+                    followed.device.add(followed.dtype, -followed.amount)
+
+    def _recount(self) -> None:
+        """What is there tells exactly what there is."""
+        alive = {key: followed for key, followed in list(self._there.items()) if followed() is not None}
+        for held in self._devices.values():
+            held.total, held.now = 0, {}
+        for followed in alive.values():
+            followed.device.add(followed.dtype, followed.amount)
+        self._there, self._torn = alive, False
 
 
 class _Followed(weakref.ref[torch.UntypedStorage]):
@@ -154,3 +169,10 @@ class _Device:
     most: int = 0
     now: dict[torch.dtype, int] = field(default_factory=dict)
     peak: dict[torch.dtype, int] = field(default_factory=dict)
+
+    def add(self, dtype: torch.dtype, amount: int) -> None:
+        """So much more is there."""
+        self.now[dtype] = self.now.get(dtype, 0) + amount
+        self.total += amount
+        if self.total > self.most:
+            self.most, self.peak = self.total, self.now.copy()

@@ -35,6 +35,7 @@ from amp_audit.runtime import lines
 from amp_audit.runtime.attach import Config
 from amp_audit.runtime.clock import Clock, Plan, parse_deep, parse_sample
 from amp_audit.runtime.doctor import switch
+from amp_audit.runtime.frames import is_thrown_in
 from amp_audit.runtime.interrupts import Handlers
 from amp_audit.runtime.place import Places
 from amp_audit.runtime.queue import capturing
@@ -458,6 +459,8 @@ class Session:
         try:
             yield
         except Exception as error:
+            if is_thrown_in(error):
+                raise
             self.note(f"{what} failed: {type(error).__name__}: {error}")
 
 

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from amp_audit.report.summary import summarize
-from amp_audit.runtime.live import Live
+from amp_audit.runtime.live import Live, _Device, _Memory
 from amp_audit.trace.schema import Trace
 from tests.runtime import programs
 from tests.runtime.recording import every_step_deep, notes, numbers, recorded
@@ -147,3 +148,30 @@ def test_steps_that_are_not_deep_tell_nothing(tmp_path: Path) -> None:
     step = programs.gpt()
     trace = recorded(lambda: [step() for _ in range(3)], tmp_path, deep="none")
     assert numbers(trace, "live") == [] and summarize([trace]).live == ()
+
+
+@pytest.mark.parametrize("at", ["before", "after"])
+def test_an_exception_between_two_stores_loses_nothing_and_doubles_nothing(at: str) -> None:
+    memory = _Memory()
+    first = torch.ones(N)
+    memory.add(first)
+    count = _Device.add
+
+    def interrupted(held: _Device, dtype: torch.dtype, amount: int) -> None:
+        if at == "after":
+            count(held, dtype, amount)
+        raise KeyboardInterrupt
+
+    second = torch.ones(N, dtype=torch.float16)
+    with mock.patch.object(_Device, "add", interrupted), pytest.raises(KeyboardInterrupt):
+        memory.add(second)
+    with mock.patch.object(_Device, "add", interrupted), pytest.raises(KeyboardInterrupt):
+        del first
+        memory.add(second)  # which sweeps what is gone
+    third = torch.ones(4 * N, dtype=torch.bfloat16)
+    memory.add(third)
+    memory.add(second)
+    (peak,) = memory.close().values()
+    assert peak == {torch.float16: 2 * N, torch.bfloat16: 8 * N}
+    (held,) = memory._devices.values()
+    assert held.total == 10 * N
