@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from amp_audit.runtime.profilers import Unprofiled
+
 
 def finite(value: float) -> float | None:
     """The value, or None where strict JSON has no word for it."""
@@ -49,7 +51,7 @@ def quiet_clone(value: torch.Tensor) -> torch.Tensor | None:
     plain = value.__class__ is torch.Tensor  # as nearly all are
     if (not plain and is_traceable_wrapper_subclass(value)) or capturing():
         return None
-    with torch.no_grad(), torch._C._DisableTorchDispatch():
+    with torch.no_grad(), torch._C._DisableTorchDispatch(), Unprofiled():
         return value.detach().clone()
 
 
@@ -70,7 +72,7 @@ class Queue:
             return
         by_device: dict[torch.device, list[int]] = {}
         values: dict[int, float] = {}
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
+        with torch.no_grad(), torch._C._DisableTorchDispatch(), Unprofiled():
             for index, (value, _) in enumerate(waiting):
                 if value.device.type == "cpu":
                     values[index] = float(value.item())

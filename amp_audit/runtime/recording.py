@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from amp_audit.runtime import profilers
 from amp_audit.runtime.compiled import Compiled
 from amp_audit.runtime.frames import is_thrown_in
 from amp_audit.runtime.parts import CastCounts, CastKey, Host, Observer, Part
 from amp_audit.runtime.patches import Patches
 from amp_audit.runtime.place import Places
+from amp_audit.runtime.profilers import Unprofiled
 from amp_audit.runtime.stopwatch import Stopwatch
 from amp_audit.runtime.tracer import OFF, Book, Tracer, admit_higher_order_operators
 from amp_audit.trace.schema import Counts, EventRow
@@ -146,6 +148,10 @@ class Recording:
 
     def step_end(self, writer: Writer) -> tuple[Counts, Counts]:
         """It ended: the counts of its operators and casts."""
+        if profilers.profiled():
+            self._host.note(
+                "a profiler of the program ran: it counts operators of recorded steps twice, as they pass us"
+            )
         counts: dict[CastKey, CastCounts] = {}
         for part in list(self._parts):
             try:
@@ -273,9 +279,9 @@ _TRACING: tuple[tuple[Any, str], ...] = (
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Work of our own: not recorded, not differentiated, not even seen by modes of the program."""
+    """Work of our own: not recorded, not differentiated, not even seen by modes and profilers of the program."""
     modes = _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
-    with modes, torch.no_grad():
+    with modes, torch.no_grad(), Unprofiled():
         yield
 
 

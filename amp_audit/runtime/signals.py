@@ -24,6 +24,7 @@ from amp_audit.runtime.contents import held_states
 from amp_audit.runtime.gradients import Gradients
 from amp_audit.runtime.owners import Owner
 from amp_audit.runtime.parts import Host, Probe
+from amp_audit.runtime.profilers import Unprofiled
 from amp_audit.runtime.queue import capturing, finite, quiet_clone
 from amp_audit.runtime.regions import Regions
 from amp_audit.runtime.teller import Teller
@@ -370,7 +371,7 @@ class Signals:
         if capturing():
             self._teller.host.unobserved("values inside CUDA graphs")
             return
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
+        with torch.no_grad(), torch._C._DisableTorchDispatch(), Unprofiled():
             for probe in self.probes:
                 with self._teller.quiet(type(probe).__name__.lower()):
                     call(probe)

@@ -10,6 +10,7 @@ from amp_audit.runtime.dtypes import LOW, short
 from amp_audit.runtime.exponents import BIAS, Exponents, named
 from amp_audit.runtime.origins import plain
 from amp_audit.runtime.parts import Host, Scene
+from amp_audit.runtime.profilers import Unprofiled
 from amp_audit.runtime.queue import capturing, finite
 from amp_audit.trace.schema import Number
 
@@ -66,7 +67,7 @@ class Spreads:
             return
         for item in out if isinstance(out, (tuple, list)) else (out,):
             if plain(item) and item.dtype in LOW and _countable(item):
-                with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), Unprofiled():
                     self._outputs.add((module, item.dtype), item)
 
     def gradients_ready(self, optimizer: Any) -> None:

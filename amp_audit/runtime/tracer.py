@@ -25,6 +25,7 @@ from amp_audit.runtime.frames import is_thrown_in, passing
 from amp_audit.runtime.parts import CastCounts, CastKey, Observer
 from amp_audit.runtime.place import ENGINE, NOWHERE, OPTIMIZER, USER, Places
 from amp_audit.runtime.plans import INTO_FIRST, Plan, first, size
+from amp_audit.runtime.profilers import Unprofiled
 from amp_audit.runtime.queue import capturing
 from amp_audit.runtime.stopwatch import Stopwatch
 from amp_audit.trace.schema import PHASES, CastRow, Number, OpRow
@@ -514,7 +515,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inside = capturing()
         if book.observer is not None and not inside:
             try:
-                with book.showing:
+                with book.showing, Unprofiled():
                     kept = book.observer.before(plan.func, args, kwargs, PHASES[phase], site)
             except Exception as error:
                 if is_thrown_in(error):
@@ -537,7 +538,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
         if book.made is not None:
             try:
-                book.made(out)
+                with Unprofiled():
+                    book.made(out)
             except Exception as error:
                 if is_thrown_in(error):
                     raise
@@ -554,7 +556,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.book.unobserved["values inside CUDA graphs"] += 1
         elif observer is not None:
             try:
-                with self.book.showing:
+                with self.book.showing, Unprofiled():
                     observer.after(plan.func, args, kwargs, out, PHASES[phase], site, kept)
             except Exception as error:
                 if is_thrown_in(error):

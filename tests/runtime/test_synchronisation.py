@@ -18,11 +18,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_audit
-from amp_audit.runtime import queue
+from amp_audit.runtime import profilers, queue
 from amp_audit.runtime.counts import compare, compare_cast, rounding
 from amp_audit.runtime.numerics import Numerics
 from amp_audit.runtime.origins import measured
-from amp_audit.runtime.patches import _UNSEEN
+from amp_audit.runtime.patches import UNSEEN
 from amp_audit.runtime.queue import at_once
 from amp_audit.runtime.session import Session
 from amp_audit.trace.reader import Trace
@@ -88,11 +88,11 @@ def _who() -> str | None:
     through_torch = False
     while frame is not None:
         path = frame.f_code.co_filename
-        wrapper = path.endswith(_UNSEEN)  # what stands around a function of torch: that waits, or the wrapper does
+        wrapper = path.endswith(UNSEEN)  # what stands around a function of torch: that waits, or the wrapper does
         if path.startswith(TORCH):
             through_torch = True
         elif not (wrapper and through_torch):
-            return f"{Path(path.removesuffix(_UNSEEN)).name}:{frame.f_code.co_name}" if path.startswith(OURS) else None
+            return f"{Path(path.removesuffix(UNSEEN)).name}:{frame.f_code.co_name}" if path.startswith(OURS) else None
         frame = frame.f_back
     return None
 
@@ -241,6 +241,7 @@ def test_inside_a_cuda_graph_nothing_is_run_and_nothing_is_read(
 ) -> None:
     """What is captured, a whole step, is what the program runs: torch's profiler sees every operator, ours too."""
     inside = False
+    monkeypatch.setattr(profilers, "profiled", lambda: False)  # nothing is hidden from it
     monkeypatch.setattr(queue, "_started", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: inside)
     captured: list[Counter[str]] = []
