@@ -86,7 +86,7 @@ def carried(
         return frozenset()
     if effect not in ("same", "promote", "listed", "many", "pair"):
         return frozenset()
-    if effect == "promote" and any(map(_is_float32_anyway, tensors)):
+    if "promote" in (effect, kind) and any(map(_is_float32_anyway, tensors)):
         return spent(given)
     if name in ACTIVATIONS or _widens_more(tensors):
         given = frozenset(_run_by(name, widened, place) for widened in given)

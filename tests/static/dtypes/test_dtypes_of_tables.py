@@ -190,6 +190,7 @@ def test_whatever_runs_in_float32_on_the_way(body: str) -> None:
         "return self.two(F.relu(h.float() * self.table))",
         "return self.two(F.relu(self.embed(mask) + self.table))",
         "return self.two(F.relu(self.norm(h) + self.table))",
+        "return self.two(F.relu(torch.cat([h * self.table, self.norm(h)])))",
         "return self.two(torch.sin(h * self.table))",
         "return torch.sigmoid(h) * 2 + self.table",
         "return F.relu(h - self.table).mean()",
