@@ -55,6 +55,8 @@ _COMMON = frozenset(
 ) - {"update"} | {"state_dict", "load_state_dict", "chunk", "unsqueeze", "reshape", "resize", "size", "view"}
 """Methods that nearly everything has: a call of one says little about whose it is."""
 
+_HALVES = frozenset({"float16", "bfloat16", "half"})
+
 _SHORT = 24
 _CHOSEN = (ir.Name, ir.Attr, ir.IfExp, ir.Subscript, ir.Const)
 """What a function that chooses a dtype may return."""
@@ -98,6 +100,18 @@ class Vocabulary:
         return "eval" in self.called and not self.words.isdisjoint({"no_grad", "inference_mode"})
 
 
+@record(frozen=True, slots=True)
+class _Judged:
+    """A statement with all below it. ``hot``: it can produce an event. ``leaves``: it may end the round or the call;
+    a path that ends in an error goes nowhere. ``halves``: it speaks of a low-precision dtype.
+    """
+
+    statement: ir.Stmt
+    hot: bool
+    leaves: bool
+    halves: bool
+
+
 class Heat:
     """Answers for the modules of one project; what calls a hot function by name is hot as well."""
 
@@ -106,7 +120,7 @@ class Heat:
         functions = [found for module in modules for found, _ in definitions(module.body)]
         self._libraries = _libraries(modules)
         spoken = {id(function): vocabulary(function, self._libraries) for function in functions}
-        self.aliases = _aliases(modules)
+        self.aliases = aliases(modules, CALLED | MENTIONED)
         names = self.aliases
         waiting = functions
         self._scalers = _names_of_scalers(modules)
@@ -126,7 +140,7 @@ class Heat:
         self._spectators = {id(f) for f in functions if id(f) not in self._hot and spoken[id(f)].looks_on()}
         self._hot |= self._spectators
         self._calm |= self._spectators
-        self._memo: dict[int, tuple[object, bool, bool]] = {}
+        self._memo: dict[int, _Judged] = {}
         self._methods: dict[str, Mapping[str, frozenset[str]]] = {}
         self._dotted: dict[int, str] = {}
         self.unfreezes = any(map(_unfreezes, modules))
@@ -202,31 +216,31 @@ class Heat:
 
     def matters(self, body: tuple[ir.Stmt, ...]) -> bool:
         """Whether statements can produce an event."""
-        return any(self._judge(statement)[0] for statement in body)
+        return any(self._judge(statement).hot for statement in body)
 
     def forks(self, body: tuple[ir.Stmt, ...]) -> bool:
         """Whether statements that run only now and then deserve a path: for what they do, or for where they go."""
-        return any(hot or leaves for hot, leaves in map(self._judge, body))
+        return any(each.hot or each.leaves for each in map(self._judge, body))
 
-    def leaves(self, statement: ir.If) -> bool:
-        """Whether an arm may return, break, continue or raise."""
-        return any(self._judge(inner)[1] for inner in (*statement.body, *statement.orelse))
+    def tells(self, statement: ir.If) -> bool:
+        """Whether it shows later which arm was taken: one may return, break or continue, or choose a dtype."""
+        return any(each.leaves or each.halves for each in map(self._judge, (*statement.body, *statement.orelse)))
 
     def decorator(self, node: ir.Expr) -> bool:
         """Whether a decorator may be a region or no_grad."""
         found = _spoken_in(node, self._libraries)
         return found.is_hot() or not found.words.isdisjoint({"no_grad", "inference_mode"})
 
-    def _judge(self, statement: ir.Stmt) -> tuple[bool, bool]:
+    def _judge(self, statement: ir.Stmt) -> _Judged:
         known = self._memo.get(id(statement))
-        if known is None or known[0] is not statement:
+        if known is None or known.statement is not statement:
             spoken = vocabulary(statement, self._libraries)
             hot = not isinstance(statement, ir.Import) and (
                 self._is_hot(spoken) or not self._names.isdisjoint(spoken.reaching)
             )
-            known = (statement, hot, _leaves(statement))
+            known = _Judged(statement, hot, _leaves(statement), not _HALVES.isdisjoint(spoken.words))
             self._memo[id(statement)] = known
-        return known[1], known[2]
+        return known
 
 
 def shards(function: ir.Function) -> bool:
@@ -236,7 +250,7 @@ def shards(function: ir.Function) -> bool:
 
 def gives_dtype(function: ir.Function) -> bool:
     """Whether a short function returns a low-precision dtype that its arguments choose."""
-    if function.words.isdisjoint(("float16", "bfloat16", "half")):
+    if function.words.isdisjoint(_HALVES):
         return False
     body = list(statements(function.body))
     given = [node.value for node in body if isinstance(node, ir.Return) and node.value is not None]
@@ -244,15 +258,15 @@ def gives_dtype(function: ir.Function) -> bool:
     return simple and len(given) > 0 and len(body) <= _SHORT and all(isinstance(value, _CHOSEN) for value in given)
 
 
-def _aliases(modules: Iterable[ir.Module]) -> frozenset[str]:
-    """Other names under which the modules import what matters."""
+def aliases(modules: Iterable[ir.Module], wanted: frozenset[str]) -> frozenset[str]:
+    """Other names under which the modules import what is called so."""
     return frozenset(
         local
         for module in modules
         for statement in statements(module.body, into=True)
         if isinstance(statement, ir.Import)
         for local, target in statement.bindings
-        if target.rpartition(".")[2] in CALLED | MENTIONED and local != target.rpartition(".")[2]
+        if target.rpartition(".")[2] in wanted and local != target.rpartition(".")[2]
     )
 
 
@@ -342,7 +356,7 @@ def _libraries(modules: Sequence[ir.Module]) -> frozenset[str]:
 
 
 def _leaves(statement: ir.Stmt) -> bool:
-    if isinstance(statement, (ir.Return, ir.Break, ir.Continue, ir.Raise)):
+    if isinstance(statement, (ir.Return, ir.Break, ir.Continue)):
         return True
     return any(_leaves(inner) for block in bodies(statement) for inner in block)
 

@@ -94,6 +94,7 @@ SHARDING = frozenset(
 )
 """Wrappers under which gradients, and the inf checks on them, belong to one rank each."""
 
+REPLICATES = frozenset({"DistributedDataParallel", "DDP"})
 WRAPPERS = re.compile(r"(^|\.)(DistributedDataParallel|DDP|DataParallel|compile|convert_sync_batchnorm)$")
 _REMADE = frozenset({"torch.tensor", "torch.as_tensor", "torch.autograd.Variable", "torch.Tensor"})
 _MADE_BY_NAME = {
@@ -167,7 +168,7 @@ class Library(Methods):
             given = args[0] if args else named.get("module", named.get("model"))
             if isinstance(given, Instance) and short_name == "compile":  # its graph casts the weights by itself
                 world.put(given.id, UNCACHED, Literal.of(True))
-            if short_name in ("DistributedDataParallel", "DDP") and isinstance(given, (Instance, Symbol)):
+            if short_name in REPLICATES and isinstance(given, (Instance, Symbol)):
                 world.put(given.id if isinstance(given, Instance) else given.key, REPLICATED, Literal.of(True))
             if isinstance(given, (Instance, Symbol, Func, Method)):
                 return [(given, world)]

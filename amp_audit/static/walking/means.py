@@ -30,6 +30,7 @@ class Means(enum.IntFlag):
     UPDATE = 4096
     UNGRADED = 8192
     UNCACHED = 16384
+    REPLICAS = 32768
 
 
 _OF_SCALERS = frozenset(
@@ -44,7 +45,7 @@ _OF_WORDS: dict[str, Means] = {
     "region_exit": Means.REGION,
     "scaler_new": Means.BUILD,
     "thread": Means.HANDOVER,
-    "leave_out": Means.LEAVE_OUT,
+    "leave_out": Means.LEAVE_OUT | Means.REPLICAS,
     "hook": Means.HOOK,
     "weight_write": Means.WRITE,
     "evaluate": Means.UNGRADED,

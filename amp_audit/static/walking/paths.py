@@ -111,6 +111,10 @@ class _Attempt:
             return self.walker.followed
         return {function for function, times in self.walker.entered.items() if times == 1}
 
+    def blank(self) -> bool:
+        """Whether nothing happened as far as it went: it may be that nothing ever does."""
+        return not self.walker.happened.words()
+
     def would_repeat(self, width: int, fuel: int) -> bool:
         """Whether a walk of ``width`` would be the same: there never were more paths, the same calls are followed."""
         return fuel <= self.fuel and self.limits.widest <= width and self.walker.would_repeat()
@@ -148,9 +152,7 @@ class _Surveyor:
             asked = None
         hazardous, idle = list[Start](), list[Start]()
         starts = [*scripts, *orphans]
-        for start, wanted in zip(starts, self.reach.hazardous(starts)):
-            if wanted and asked is not None:
-                wanted = not asked.isdisjoint(self.reach.may_come_to(start)[1])
+        for start, wanted in zip(starts, self._wanted(starts, asked)):
             (hazardous if wanted else idle).append(start)
         reached = self.reach.paths(hazardous)
         self.done.deciding = deciding([module for module in self.modules if module.path in reached], self.heat)
@@ -159,6 +161,16 @@ class _Surveyor:
         for entry in list(self.done.entries):
             self._consult(entry, idle)
         return self.done
+
+    def _wanted(self, starts: list[Start], asked: Set[str] | None) -> list[bool]:
+        """Which entries may end in a hazard and go through the files asked for."""
+        found = self.reach.hazardous(starts)
+        if asked is not None:
+            numbers = [number for number, hazardous in enumerate(found) if hazardous]
+            through = self.reach.through([starts[number] for number in numbers], asked)
+            for number, goes in zip(numbers, through):
+                found[number] = goes
+        return found
 
     def _walk(self, module: ir.Module, function: ir.Function | None, cls: ClassRef | None) -> None:
         """Walk an entry, unless another one went through it."""
@@ -262,6 +274,8 @@ class _Surveyor:
         entry.happened.know(self.known)
         last: _Attempt | None = None
         for width in WIDTHS:
+            if last is not None and last.blank() and width != WIDTHS[-1]:
+                continue
             fuel = self._fuel(last)
             if last is not None and last.would_repeat(width, fuel):
                 self.done.visits.update(last.walker.came)
@@ -279,10 +293,10 @@ class _Surveyor:
         return last.ends or []
 
     def _fuel(self, last: _Attempt | None) -> int:
-        """What an attempt may spend: the usual or, after one that found few paths, several times that if the project
-        has plenty."""
+        """What an attempt may spend: the usual or, after one that found few paths and did not find nothing, several
+        times that if the project has plenty."""
         usual = min(walk.FUEL, max(walk.LEAST_FUEL, self.done.fuel))
-        if last is None or last.limits.widest > NARROW:
+        if last is None or last.limits.widest > NARROW or last.blank():
             return usual
         return max(usual, min(walk.FUEL * PLENTY, self.done.fuel // SHARE))
 

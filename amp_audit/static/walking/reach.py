@@ -9,7 +9,7 @@ the own code of the entry's module has left.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -27,7 +27,8 @@ from amp_audit.static.binding.project import (
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import children, expressions, last_word, statements, walk, words_in
 from amp_audit.static.walking.byhand import FINITE
-from amp_audit.static.walking.hot import Heat, dotted
+from amp_audit.static.walking.hot import Heat, aliases, dotted
+from amp_audit.static.walking.library import REPLICATES
 from amp_audit.static.walking.means import Means, dangers, used
 from amp_audit.static.walking.ranks import POOL
 
@@ -46,6 +47,7 @@ _SAID: dict[str, Means] = {
     ),
     **dict.fromkeys(("register_hook", "register_post_accumulate_grad_hook", "register_comm_hook"), Means.HOOK),
     **dict.fromkeys(("no_grad", "inference_mode"), Means.UNGRADED),
+    **dict.fromkeys(REPLICATES, Means.REPLICAS),
 }
 _BITS = {word: int(means) for word, means in _SAID.items()}
 """Numbers, since the flags of an enumeration take ten times as long to join."""
@@ -88,7 +90,7 @@ class _Kind:
 @dataclass(slots=True)
 class _Met:
     """What some entries may come to, while it is gathered. ``below`` are the known classes that have members of a
-    class. ``hazardous``: it is enough for a hazard, and no more was gathered.
+    class. ``found``: it is what was asked for, and no more was gathered.
     """
 
     means: int = 0
@@ -96,7 +98,7 @@ class _Met:
     nodes: set[_Node] = field(default_factory=set)
     classes: set[_Kind] = field(default_factory=set)
     names: set[str] = field(default_factory=lambda: set(_RUN))
-    hazardous: bool = False
+    found: bool = False
     own: dict[ClassRef, set[str]] = field(default_factory=dict)
     below: dict[ClassRef, list[_Kind]] = field(default_factory=dict)
 
@@ -121,6 +123,29 @@ class _Code:
 _NO_ALARM = object()
 
 
+def _each(starts: Sequence[Start], holds: Callable[[Sequence[Start]], bool]) -> list[bool]:
+    """For each of some entries, whether something holds of what it may come to.
+
+    What several entries come to together holds what each of them comes to. So those of a module are asked together
+    first, and in ever smaller parts where something is found.
+    """
+    groups: dict[str, list[int]] = {}
+    for number, (module, _, _) in enumerate(starts):
+        groups.setdefault(module.path, []).append(number)
+    found = [False] * len(starts)
+    waiting = list(groups.values())
+    while waiting:
+        group = waiting.pop()
+        if not holds([starts[number] for number in group]):
+            continue
+        if len(group) == 1:
+            found[group[0]] = True
+        else:
+            half = len(group) // 2
+            waiting += (group[:half], group[half:])
+    return found
+
+
 class Reach:
     """Answers for the entries of a project."""
 
@@ -128,7 +153,8 @@ class Reach:
         self.project = project
         self.heat = heat
         self._dangers = dangers(book)
-        self._aliases = dict.fromkeys(heat.aliases, int(~Means.NONE))
+        self._aliases = dict.fromkeys(aliases(project.modules.values(), REPLICATES), int(Means.REPLICAS))
+        self._aliases.update(dict.fromkeys(heat.aliases, int(~Means.NONE)))
         self._homes: dict[int, tuple[ir.Module, ClassRef | None]] = {}
         self._nodes: dict[object, _Node] = {}
         self._kinds: dict[ClassRef, _Kind] = {}
@@ -143,34 +169,20 @@ class Reach:
                 self._homes[id(function)] = (module, ClassRef(module, owner) if owner is not None else None)
 
     def hazardous(self, starts: Sequence[Start]) -> list[bool]:
-        """Whether walks of these entries may end in a hazard, for each.
+        """Whether walks of these entries may end in a hazard, for each."""
+        return _each(starts, self._may_end_in_hazard)
 
-        What several entries come to together holds what each of them comes to. So those of a module are asked together
-        first, and in ever smaller parts where something is found.
-        """
-        groups: dict[str, list[int]] = {}
-        for number, (module, _, _) in enumerate(starts):
-            groups.setdefault(module.path, []).append(number)
-        found = [False] * len(starts)
-        waiting = list(groups.values())
-        while waiting:
-            group = waiting.pop()
-            if not self._may_end_in_hazard([starts[number] for number in group]):
-                continue
-            if len(group) == 1:
-                found[group[0]] = True
-            else:
-                half = len(group) // 2
-                waiting += (group[:half], group[half:])
-        return found
+    def through(self, starts: Sequence[Start], paths: Set[str]) -> list[bool]:
+        """Whether walks of these entries may go through one of some files, for each."""
+        return _each(starts, lambda group: self._met(group, lambda node, _: node.path in paths).found)
 
     def _may_end_in_hazard(self, starts: Sequence[Start]) -> bool:
-        met = self._met(starts, until_hazardous=True)
-        if met.hazardous and len(starts) == 1:
+        met = self._met(starts, lambda node, met: self._hazardous(met.means) or self._alarmed(node, met))
+        if met.found and len(starts) == 1:
             module, function, cls = starts[0]
             if function is not None and self._own_code(module) in met.waiting:  # it took nothing of the module's own
                 self._alarms[self._function(function)] = self._kind(cls) if cls is not None else None
-        return met.hazardous
+        return met.found
 
     def may_come_to(self, start: Start) -> tuple[Means, frozenset[str]]:
         """What a walk of an entry may come to, and the files it may go through."""
@@ -186,7 +198,7 @@ class Reach:
         """The files that walks of these entries may go through."""
         return {node.path for node in self._met(starts).nodes}
 
-    def _met(self, starts: Iterable[Start], until_hazardous: bool = False) -> _Met:
+    def _met(self, starts: Iterable[Start], until: Callable[[_Node, _Met], bool] | None = None) -> _Met:
         met = _Met()
         for module, function, cls in starts:
             met.add(self._own_code(module))
@@ -194,10 +206,10 @@ class Reach:
                 met.add(self._function(function))
             if cls is not None:
                 self._find(cls, met)
-        while met.waiting and not met.hazardous:
+        while met.waiting and not met.found:
             node = met.waiting.pop()
             self._meet(node, met)
-            met.hazardous = until_hazardous and (self._hazardous(met.means) or self._alarmed(node, met))
+            met.found = until is not None and until(node, met)
         return met
 
     def _alarmed(self, node: _Node, met: _Met) -> bool:

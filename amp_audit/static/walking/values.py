@@ -16,7 +16,7 @@ from amp_audit.static.source import ir
 Owners: TypeAlias = frozenset[Hashable]
 _LONG = 240
 _ROUND = re.compile(r"~(\d+):\(")
-_MOST_KEPT = 1 << 16
+MOST_KEPT = 1 << 16
 """Answers of a function that are kept: a project asks for the same few thousand by the hundred thousand."""
 
 
@@ -272,7 +272,7 @@ def tag(path: str) -> str:
     return hashlib.blake2b(path.encode(errors="surrogateescape"), digest_size=6).hexdigest()
 
 
-@functools.lru_cache(maxsize=_MOST_KEPT)
+@functools.lru_cache(maxsize=MOST_KEPT)
 def label(identity: Hashable) -> str:
     """The identity of something that was built at a place, in a key."""
     if isinstance(identity, tuple):
@@ -340,7 +340,7 @@ def among(items: tuple[Value, ...]) -> str:
     return f"{_AMONG}{'|'.join(sorted(map(key_of, items)))}}}"
 
 
-@functools.lru_cache(maxsize=_MOST_KEPT)
+@functools.lru_cache(maxsize=MOST_KEPT)
 def options(key: str) -> tuple[str, frozenset[str]]:
     """What a condition of equality, or of being among constants, speaks of, and the values it asks for; else empty."""
     subject, equals, value = key.rpartition(" == ")

@@ -181,7 +181,7 @@ class Walker(Caller):
     def _if(self, statement: ir.If, world: World, flow: Flow) -> None:
         function = world.frame.function
         quiet = function is not None and (self.heat.calm(function) or not self.heat.function(function))
-        calm = quiet and not self.heat.leaves(statement)
+        calm = quiet and not self.heat.tells(statement)
         if calm or not (self.heat.forks((*statement.body, *statement.orelse)) or world.deciding.chosen_by(statement)):
             self._cold_if(statement, world, flow)
             return

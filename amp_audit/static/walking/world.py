@@ -6,6 +6,7 @@ flag that governs several branches takes the same arm in all of them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
 from amp_audit.static.walking.deciding import Deciding
 from amp_audit.static.walking.values import (
+    MOST_KEPT,
     Condition,
     Func,
     Instance,
@@ -350,13 +352,18 @@ def simplified(cases: set[Case]) -> tuple[Case, ...]:
     """Cases that tell: two that differ in the truth of one condition only are one without it, and what is left open by
     one of them, or has too many sides, is not known.
     """
+    return _simplified(frozenset(cases))
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _simplified(cases: frozenset[Case]) -> tuple[Case, ...]:
     while pair := next(_opposed(cases), None):
         case, item = pair
         cases = (cases - {case, (case - {item}) | {(item[0], not item[1])}}) | {case - {item}}
     return _ordered(cases) if len(cases) <= MAX_CASES and frozenset() not in cases else ()
 
 
-def _opposed(cases: set[Case]) -> Iterator[tuple[Case, tuple[str, bool]]]:
+def _opposed(cases: frozenset[Case]) -> Iterator[tuple[Case, tuple[str, bool]]]:
     """A case, and a condition in it whose other side stands in an otherwise equal one, which is as long. In which order
     they are taken decides what is left, and is the same in every process.
     """
@@ -437,6 +444,8 @@ def _joined(worlds: list[World]) -> list[World]:
     first = worlds[0]
     for depth, frame in enumerate(first.frames):
         envs = [world.frames[depth].env for world in worlds]
+        if all(env is frame.env for env in envs):
+            continue
         _compare(envs, first.deciding.local(frame.function), telling, _live(worlds, depth))
     _compare([world.heap for world in worlds], first.deciding.attributes, telling)
     own = first.frames[0]
