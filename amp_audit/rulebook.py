@@ -20,7 +20,7 @@ DETECTOR_KEYS: Mapping[str, frozenset[str]] = {
     "call": frozenset({"arguments", "when"}),
     "constant": frozenset({"when"}),
     "config": frozenset({"equals", "at_most"}),
-    "measure": frozenset({"over", "under", "named", "kept", "when"}),
+    "measure": frozenset({"over", "under", "named", "kept", "when", "cost", "slight"}),
     "raised": frozenset({"phase", "at"}),
     "check": frozenset({"reason"}),
 }

@@ -9,7 +9,7 @@ import pytest
 from amp_audit import rulebook
 from amp_audit.model import Severity
 from amp_audit.trace import judge
-from amp_audit.trace.schema import Number, OpRow, Place, StepRecord, Trace
+from amp_audit.trace.schema import CastRow, Number, OpRow, Place, StepRecord, Trace
 
 from ..report import samples
 
@@ -82,6 +82,27 @@ def test_float32_that_shows_its_purpose_is_no_warning(rows: list[OpRow], severit
     (found,) = (one for one in judge.findings([trace], BOOK) if one.rule == "AMP601")
     assert found.severity is severity
     assert ("on purpose as it seems" in found.message) is (severity is Severity.INFO)
+
+
+@pytest.mark.parametrize(
+    ("moved", "again", "told"),
+    [
+        (10_000, 20_000, Severity.WARNING),
+        (3_000_000, 20_000, Severity.INFO),  # 120,000 bytes beside 3.5 MB: little would be saved
+        (10_000, 9_000, None),  # too few
+        (10_000, 0, None),
+    ],
+)
+def test_weights_cast_again_count_by_what_that_costs(moved: int, again: int, told: Severity | None) -> None:
+    place = Place("/project/train.py", 12, module="teacher")
+    cast = CastRow("forward", "float32", "bfloat16", place, 2, 80_000, 160_000, again=again)
+    product = OpRow("forward", MATMUL, (LOW, LOW), LOW, place, LOW, calls=1, bytes=moved, flops=200 * moved)
+    trace = Trace(samples.header(), [StepRecord(1, recorded=True, ops=[product], casts=[cast])])
+    found = [one for one in judge.findings([trace], BOOK) if one.rule == "AMP602"]
+    assert [one.severity for one in found] == ([told] if told else [])
+    for one in found:
+        cost = {item.name: item.value for item in one.evidence}["cast_again_cost"]
+        assert cost == pytest.approx(6 * again / (moved + 6 * 80_000))
 
 
 def widened(amount: int, together: int, line: int, op: str = "aten.add.Tensor") -> Number:
