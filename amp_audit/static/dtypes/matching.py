@@ -7,7 +7,7 @@ What a detector may ask for, all of which must hold:
               ``last``, the op that computed it; ``assumed``, of a dtype that holds in one setting alone;
               ``foreign``, of the half type that the region does not have;
               ``first``, the one that is written to or comes first; ``upcast``, of
-              what was low; ``counted``, computed from ``arange``
+              what was low; ``counted``, computed from ``arange``; ``fitted``, cast to the dtype of another tensor
 ``lacks``     dtypes that none of its tensors may have
 ``constant``  a number it is given: ``argument`` (names), and what ``_constant_fits`` knows
 ``region``    ``live``, ``disabled``, ``policy`` (the op list it is on), ``dtype``
@@ -166,7 +166,7 @@ def _tensor_fits(tensor: Tensor, wanted: Mapping[str, object], use: Use) -> bool
             return False
         if key == "upcast" and bool(tensor.by) is not value:
             return False
-        if key == "counted" and tensor.counted is not value:
+        if key in ("counted", "fitted") and getattr(tensor, key) is not value:
             return False
         if key == "first" and (tensor is use.tensors[0]) is not value:
             return False

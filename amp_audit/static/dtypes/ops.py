@@ -477,6 +477,7 @@ class Operations(abc.ABC):
             base.counted,
             base.table and not target.borrowed,
             widening.spent(base.widened) if base.dtypes == target.dtypes == FLOAT32 else frozenset(),
+            fitted,
         )
         self._use("to", result, numbers, [base], at)
         return result

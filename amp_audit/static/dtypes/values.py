@@ -72,7 +72,7 @@ class Tensor:
     it is known to have no dimension, and so does not widen the dtype of tensors that have. ``last``: the op that
     computed it. ``filled``: a constant that some of its elements are. ``counted``: it was computed from ``arange``.
     ``table``: it was made of numbers alone, by no data and no weights, and surely has a dimension. ``widened``: the
-    tables that made it float32.
+    tables that made it float32. ``fitted``: it was just cast to the dtype that another tensor has.
     """
 
     dtypes: Dtypes = ANY
@@ -85,6 +85,7 @@ class Tensor:
     counted: bool = False
     table: bool = False
     widened: frozenset[Widened] = frozenset()
+    fitted: bool = False
 
     @property
     def low(self) -> bool:
@@ -181,7 +182,7 @@ class Opaque:
 
     ``text``: the name by which the code calls it. ``number``: a size, a factor, an option: no tensor.
     ``dtypes``: what it was cast to, should it be a tensor, or what it is as the output of a model (``origin``).
-    ``assumed``: to which dtype that was is an assumption.
+    ``assumed``: to which dtype that was is an assumption. ``fitted``: it was the dtype that a tensor has.
     """
 
     id: Hashable
@@ -190,6 +191,7 @@ class Opaque:
     dtypes: Dtypes = ANY
     origin: Origin = ""
     assumed: bool = False
+    fitted: bool = False
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -410,7 +412,13 @@ def as_tensor(value: Value) -> Tensor | None:
         return (
             None
             if value.number
-            else Tensor(value.dtypes, value.text if value.origin == "model" else "", value.assumed, origin=value.origin)
+            else Tensor(
+                value.dtypes,
+                value.text if value.origin == "model" else "",
+                value.assumed,
+                origin=value.origin,
+                fitted=value.fitted,
+            )
         )
     if isinstance(value, Either):
         parts = [part for part in map(as_tensor, value.options) if part is not None]
