@@ -185,6 +185,8 @@ def _window(run: Summary) -> Iterator[RenderableType]:
     """What other loss scales would have done to the gradients."""
     window = run.window
     if window is None:
+        if run.scales and not run.deep:
+            yield Text("which loss scales would fit the gradients is known of deep steps only: there was none")
         return
     if window.broken:
         yield Text(f"the gradients of {_of_steps(window.broken)} hold inf or NaN at any loss scale")

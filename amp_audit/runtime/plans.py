@@ -140,6 +140,14 @@ def _convolution(args: tuple[Any, ...], out: Any) -> int:
     return _filtered(args[0] if args[6] else out, args[1])
 
 
+def _conv(args: tuple[Any, ...], out: Any) -> int:
+    return _filtered(out, args[1])
+
+
+def _conv_transpose(args: tuple[Any, ...], out: Any) -> int:
+    return _filtered(args[0], args[1])
+
+
 def _filtered(positions: Any, weight: Any) -> int:
     return int(2 * positions.numel() * (weight.numel() // max(1, weight.shape[0])))
 
@@ -200,6 +208,11 @@ _FLOPS: dict[str, Flops] = {
     "bmm": _mm,
     "linear": _mm,
     "_scaled_mm": _mm,
+    # In inference mode these are not taken apart.
+    "matmul": _mm,
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _conv_transpose),
+    "scaled_dot_product_attention": _attention,
     "addmm": _addmm,
     "baddbmm": _addmm,
     "convolution": _convolution,

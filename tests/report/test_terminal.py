@@ -297,3 +297,11 @@ def test_several_processes_of_one_rank_are_said(monkeypatch: pytest.MonkeyPatch)
     assert "2 processes trained: operators, casts and times are sums over all\n" in text
     ranks = [samples.trace(header=samples.header(rank=rank, world_size=2)) for rank in range(2)]
     assert "trained:" not in shown(samples.report(summary=summarize(ranks)), monkeypatch, 120)
+
+
+def test_without_a_deep_step_it_is_said_that_no_other_scale_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = samples.trace()
+    words = "which loss scales would fit the gradients is known of deep steps only: there was none\n"
+    assert words not in shown(samples.report(summary=summarize([trace])), monkeypatch, 120)
+    trace = replace(trace, steps=[replace(step, deep=False) for step in trace.steps])
+    assert words in shown(samples.report(summary=summarize([trace])), monkeypatch, 120)

@@ -219,6 +219,25 @@ def test_a_grouped_convolution_is_less_work() -> None:
     assert work == {"aten.convolution": forward, "aten.convolution_backward": 2 * forward}
 
 
+def test_inference_is_as_much_work_as_the_forward_of_training() -> None:
+    """In inference mode operators are not taken apart into those that have formulas of torch's."""
+    grouped, wider = nn.Conv2d(4, 6, 3, groups=2), nn.ConvTranspose2d(6, 4, 2, 2)
+    project, narrow = nn.Linear(4, 12), nn.Conv1d(4, 4, 3)
+
+    def forward() -> torch.Tensor:
+        x = wider(grouped(torch.ones(2, 4, 5, 5))).flatten(2).transpose(1, 2)
+        q, k, v = (one[:, None] for one in project(x).chunk(3, -1))
+        x = narrow(F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2))
+        return torch.matmul(x, x.transpose(1, 2))
+
+    def total() -> int:
+        return sum(row.flops or 0 for row in record(forward).step.ops if row.phase in ("forward", "other"))
+
+    expected = total()
+    with torch.inference_mode():
+        assert total() == expected > 10_000
+
+
 def test_places_name_module_line_and_columns() -> None:
     result = record(programs.gpt())
     source = line_of(programs.Block.forward, "F.gelu")
