@@ -100,8 +100,11 @@ class Flush:
 
     @property
     def lost(self) -> int:
-        """Elements: a scalar that becomes zero at the loss takes all gradients with it."""
         return max(self.flushed, self.starved)
+
+    def is_worse(self, over: float, least: float) -> bool:
+        """Whether so many elements were lost, and a larger share; a scalar may take all gradients behind it with it."""
+        return self.starved >= least or (self.share > over and self.flushed >= least)
 
     @property
     def worst(self) -> str:
@@ -111,8 +114,8 @@ class Flush:
 def gradient_underflow(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Finding]:
     """The line where most nonzero gradient elements became zero, when their share there is over the limit."""
     lines = flushes(trace)
-    over = float(detector.options["over"])
-    bad = [item for item in lines.items() if item[1].share > over and item[1].lost >= limit(rule, "elements")]
+    over, least = float(detector.options["over"]), limit(rule, "elements")
+    bad = [item for item in lines.items() if item[1].is_worse(over, least)]
     if not bad:
         return
     bad.sort(key=lambda item: -item[1].lost)
