@@ -371,15 +371,19 @@ class Numerics:
             self._host.number(Number("widened", place, one.table, one.op, "forward", one.dtype, values))
 
     def _tell_origin(self) -> None:
-        origin = self._origins.trace(self._sinks)
+        trained = (one for each in self._scene.optimizers() for group in each.param_groups for one in group["params"])
+        weights = {int(one.untyped_storage()._cdata): one for one in trained if plain(one)}
+        origin = self._origins.trace(self._sinks, weights)
         if origin is None:
             return
         result = origin.result
         known = result.op is not None and not _came_from_elsewhere(origin)
+        weight = None if origin.address is None else weights.get(origin.address)
         self._host.number(
             Number(
                 "nonfinite",
                 place=self._host.places.place(result.site) if known else None,
+                subject=None if weight is None else self._scene.name(weight),
                 op=result.op if known else None,
                 phase=result.phase,
                 dtype=short(result.dtype),

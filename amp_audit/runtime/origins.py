@@ -8,7 +8,7 @@ that softmax turns into zeros never reaches a gradient, so it is never blamed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
@@ -43,12 +43,15 @@ class Result(NamedTuple):
 
 @dataclass(slots=True)
 class Origin:
-    """Where it began: counts of ``result``, and the largest finite magnitude among its inputs."""
+    """Where it began: counts of ``result``, and the largest finite magnitude among its inputs. ``address``: of the
+    memory of what came from outside of the step.
+    """
 
     result: Result
     inf: int
     nan: int
     input_max: float | None
+    address: int | None = None
 
 
 @dataclass(slots=True)
@@ -90,14 +93,17 @@ class Origins:
         """The latest result in a tensor's memory."""
         return self._latest.read(tensor)
 
-    def trace(self, sinks: Iterable[int]) -> Origin | None:
-        """The origin of what is not finite in the first bad one of ``sinks``; waits for the device."""
+    def trace(self, sinks: Iterable[int], weights: Collection[int] = ()) -> Origin | None:
+        """The origin of what is not finite in the first bad one of ``sinks``; waits for the device.
+
+        ``weights``: addresses of parameters. An inf in one is no constant that the program wrote, as it is in a mask.
+        """
         ends = list(sinks)
         if not ends:
             return None
         values = self._read()
         bad = next((index for index in ends if not math.isfinite(values[index][0])), None)
-        return None if bad is None else self._origin(bad, values)
+        return None if bad is None else self._origin(bad, values, weights)
 
     def starved(self, sinks: Iterable[int]) -> dict[int, int]:
         """For each of ``sinks`` that is wholly zero: the first backward result on the way to it of which the same is
@@ -156,16 +162,27 @@ class Origins:
             self._known = _read(self._values)
         return self._known
 
-    def _origin(self, bad: int, values: list[list[float]]) -> Origin:
+    def _origin(self, bad: int, values: list[list[float]], weights: Collection[int]) -> Origin:
         first = self._back(bad, values, lambda index: values[index][2] > 0 or not math.isfinite(values[index][0]))
         if values[first][2] > 0:
-            # NaN made of infs: the culprit made the infs, unless the program itself wrote them (a mask).
+            # NaN made of infs: the culprit made the infs or is a weight that holds them, unless the program itself
+            # wrote them (a mask).
             infs = [index for index in self.results[first].inputs if values[index][1] > 0]
             made = [self._back(index, values, lambda i: values[i][1] > 0) for index in infs]
-            real = [index for index in made if not self.results[index].given and self.results[index].op]
+            real = [
+                index
+                for index in made
+                if not self.results[index].given and (self.results[index].op or self.outside.get(index) in weights)
+            ]
             first = real[0] if real else first
         inputs = [values[index][0] for index in self.results[first].inputs if math.isfinite(values[index][0])]
-        return Origin(self.results[first], int(values[first][1]), int(values[first][2]), max(inputs, default=None))
+        return Origin(
+            self.results[first],
+            int(values[first][1]),
+            int(values[first][2]),
+            max(inputs, default=None),
+            self.outside.get(first),
+        )
 
     def _back(self, start: int, values: list[list[float]], bad: Any) -> int:
         """Follow bad inputs back; NaN before inf, for NaN spreads while inf may be meant."""

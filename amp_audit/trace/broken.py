@@ -39,18 +39,30 @@ def nonfinite_step(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Fin
     many = f"{len(bad)} steps, first in step {bad[0]}" if len(bad) > 1 else f"step {bad[0]}"
     what = "the loss is inf or NaN" if broken.forward else "gradients are inf or NaN where the loss is finite"
     known, module = _forward(record) if broken.forward else (_backward(record), None)
+    weight = _weight(trace)
+    known += f"; {weight[1]} held some when step {weight[0]} began" if weight else ""
     place = (_line(record, module) if module is not None else None) or broken.place
     found = finding(
         rule, f"{what}, in {many}{known}", place, [measured("nonfinite_steps", len(bad), what, steps=bad, at=place)]
     )
-    found = replace(found, confidence=Confidence.MEDIUM, note=_why(record))
+    left = weight is not None and weight[0] == record.step
+    found = replace(found, confidence=Confidence.MEDIUM, note=_LEFT if left else _why(record))
     yield found if place is not None else replace(found, subject=Subject("run", "run"))
+
+
+_LEFT = "no operator of that step made it: it is what the optimizer's step before has left in the weights"
 
 
 def _why(record: StepRecord) -> str:
     if record.deep:
         return "which operator made it could not be followed"
     return "which operator made it is known of deep steps only, and the first of these was none: --deep all names it"
+
+
+def _weight(trace: Trace) -> tuple[int, str] | None:
+    """The first deep step that found inf or NaN in a parameter, and the parameter."""
+    found = ((step, number.subject) for step, number in numbers(trace, "nonfinite") if number.op is None)
+    return next(((step, name) for step, name in found if name), None)
 
 
 def _first(trace: Trace) -> _Break | None:
@@ -83,7 +95,7 @@ def _forward(record: StepRecord) -> tuple[str, str | None]:
         return "", None
     module = returned[first][0]
     since = f", after {_named(returned[first - 1][0])}" if first else ""
-    return f"; {_named(module)} was the first module to return some{since}", module
+    return f"; the first module to return some was {_named(module)}{since}", module
 
 
 def _backward(record: StepRecord) -> str:
@@ -100,7 +112,7 @@ def _counted(record: StepRecord, phase: str) -> list[tuple[str, bool]]:
 
 
 def _named(module: str) -> str:
-    return module or "the outermost module"
+    return module or "the outermost"
 
 
 def _line(record: StepRecord, module: str) -> Location | None:

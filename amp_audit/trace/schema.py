@@ -134,7 +134,8 @@ class Number:
                       low precision, and the loss scale in force
     starved           per parameter (``subject``) whose gradient is wholly zero for what an op before it lost: the op
                       that made zeros of all its nonzero values, with its place; elements of the gradient
-    nonfinite         first op whose finite inputs gave inf or NaN: inf, nan, elements, input_max
+    nonfinite         first op whose finite inputs gave inf or NaN: inf, nan, elements, input_max. Without ``op`` they
+                      came from outside of the step, in the parameter ``subject`` where there is one
     lost_updates      per parameter: elements, updates (nonzero update), lost (of these, weight unchanged)
     scale             per scaler (``subject``): before, after, skipped (0 or 1)
     clip              per call: norm as seen by the call, max_norm, and the loss scale in force; where it is known of

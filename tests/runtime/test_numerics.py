@@ -260,6 +260,26 @@ def test_what_came_in_bad_has_no_operator(tmp_path: Path) -> None:
     assert found.op is None
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_weight_that_holds_inf_is_told_and_no_operator_is_blamed(autocast: bool, tmp_path: Path) -> None:
+    """inf times weights of both signs makes NaN, out of what the latest step of the optimizer has left."""
+
+    def run() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+        with torch.no_grad():
+            model[1].weight[:, :2] = torch.inf
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            loss = model(torch.randn(8, 8)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+
+    (found,) = numbers(record(run, tmp_path), "nonfinite")
+    assert (found.op, found.place, found.subject) == (None, None, "1.weight")
+    assert (found.values["inf"], found.values["elements"]) == (8, 32)
+
+
 # Nothing changes
 
 

@@ -43,7 +43,7 @@ def broken(*steps: StepRecord) -> list[Finding]:
 def test_the_step_and_the_first_module_are_told() -> None:
     (finding,) = broken(SOUND, SOUND, BROKEN, BROKEN)
     assert finding.message == (
-        "the loss is inf or NaN, in 2 steps, first in step 3; dec was the first module to return some, after enc"
+        "the loss is inf or NaN, in 2 steps, first in step 3; the first module to return some was dec, after enc"
     )
     assert finding.location is not None and finding.location.line == 5
     assert (finding.severity, finding.confidence) == (Severity.ERROR, Confidence.MEDIUM)
@@ -86,3 +86,11 @@ def test_a_known_operator_says_it_better() -> None:
     )
     (finding,) = broken(SOUND, BROKEN, step(loss(None), origin, deep=True))
     assert finding.location is not None and finding.location.line == 4 and finding.message.startswith("mm made 3 inf")
+
+
+def test_a_weight_that_held_some_is_named() -> None:
+    """What the optimizer's latest step has broken shows in the next one."""
+    leaf = Number("nonfinite", None, "enc.weight", None, "other", "float16", {"inf": 5, "nan": 0, "elements": 64})
+    (finding,) = broken(SOUND, step(loss(None), leaf, deep=True))
+    assert finding.message.endswith("in step 2; enc.weight held some when step 2 began")
+    assert "the optimizer's step before" in finding.note
