@@ -324,7 +324,9 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
         if facts["phase"] == "stepped":
             return state  # torch raises before it touches anything
     state = _weights_changed(state, owners if not assumed else None, "step")
-    spent = change(state, owners, gradients.spent)
+    spent = replace(
+        change(state, owners, gradients.spent), unknown_stepped=state.unknown_stepped or _is_unknown(state, event)
+    )
     if event.via is not Via.SCALER:
         phases = [value for key, value in state.phases if isinstance(key, tuple) and key[1] == event.optimizer]
         facts["phase"] = phases[0] if len(phases) == 1 else None
@@ -355,8 +357,12 @@ def _is_another(state: State, event: Event) -> bool:
     """Whether an optimizer of which nothing is known steps, where a scaler has stepped others: it may have parameters
     of its own, whose gradients none of them has used.
     """
-    unknown = not event.owners and event.optimizer is not None and get(state.links, event.optimizer) is None
-    return unknown and bool(state.stepped_by) and get(state.stepped_by, event.optimizer) is None
+    return _is_unknown(state, event) and bool(state.stepped_by) and get(state.stepped_by, event.optimizer) is None
+
+
+def _is_unknown(state: State, event: Event) -> bool:
+    """Whether it is an optimizer of nobody knows whose parameters."""
+    return not event.owners and event.optimizer is not None and get(state.links, event.optimizer) is None
 
 
 def _same_site(state: State, one: Id, two: Id | None) -> bool:
@@ -408,7 +414,7 @@ def _touch(state: State, event: Event, facts: dict[str, object]) -> State:
 def _clip(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed), mixed=_is_mixed(state))
-    if not event.owners and any(get(state.links, optimizer) is None for optimizer, _ in state.stepped_by):
+    if not event.owners and state.unknown_stepped:
         facts["consumed"] = "unknown"  # of several optimizers, it need not be the one that has stepped
     seen = [owner for owner in owners if get(state.owners, owner) is not None]
     return change(state, seen, lambda held: replace(held, clipped=held.value == "none"))

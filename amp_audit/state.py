@@ -63,6 +63,7 @@ class State:
     parts: Table[tuple[Id, ...]] = ()  # optimizer -> models of which it has some parameters
     scalers: Table[Scaler] = ()
     stepped_by: Table[Id] = ()  # optimizer -> the scaler that last stepped it
+    unknown_stepped: bool = False  # whether an optimizer of nobody knows whose parameters has stepped
     stepped: tuple[tuple[Id, ...], bool] | None = None  # by a scaler in this iteration: in which loops, and if skipped
     trained: Table[str] = ()  # owner -> where it ran for its last backward: inside | outside a region
     lowered: Table[str] = ()  # owner -> the dtype of the region in which it last ran with gradients
@@ -99,6 +100,7 @@ def join(one: State, two: State) -> State:
         parts=tuple(pair for pair in one.parts if pair in two.parts),
         scalers=_join(one.scalers, two.scalers, lambda a, b: a if a == b else Scaler(a.site), Scaler()),
         stepped_by=tuple(pair for pair in one.stepped_by if pair in two.stepped_by),
+        unknown_stepped=one.unknown_stepped or two.unknown_stepped,
         trained=tuple(pair for pair in one.trained if pair in two.trained),
         lowered=tuple(pair for pair in one.lowered if pair in two.lowered),
         stepped=one.stepped if one.stepped == two.stepped else None,

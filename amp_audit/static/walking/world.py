@@ -194,6 +194,7 @@ class World:
             state.whole,
             state.parts,
             state.reads,
+            state.unknown_stepped,
             state.stepped,
             state.trained,
             self.no_grad,
