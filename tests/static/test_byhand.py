@@ -159,3 +159,48 @@ def test_a_part_whose_gradients_are_dropped_leaves_the_others_to_the_step(
     argument: str, made: str, clear: str, expected: set[str]
 ) -> None:
     assert ids(CLEARED.format(argument=argument, made=made, clear=clear)) == expected
+
+
+SCALED = """
+import torch
+from torch import nn
+
+class Scaled:
+    def __init__(self, factor=2.0**16):
+        self.{name}, self.good = factor, 0
+
+    def backward(self, loss):
+        (loss * self.{name}).backward()
+
+    def step(self, opt, params):
+        for p in params:
+            p.grad.div_(self.{name})
+        if not all(torch.isfinite(p.grad).all() for p in params):
+            self.{name} {smaller}
+            return
+        opt.step()
+
+net = nn.Linear(16, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+scaled = Scaled({factor})
+for x, y in loader():
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = nn.functional.cross_entropy(net(x), y)
+    opt.zero_grad()
+    scaled.backward(loss)
+    scaled.step(opt, list(net.parameters()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "smaller", "found"),
+    [
+        ("loss_scale", "", "/= 2", set()),
+        ("loss_scale", "", "= max(self.loss_scale / 2, 1.0)", set()),
+        ("weight", "0.5", "= 0.25", {"AMP201"}),
+    ],
+)
+def test_a_scale_that_changes_by_hand_is_known_by_its_name(
+    name: str, factor: str, smaller: str, found: set[str]
+) -> None:
+    assert ids(SCALED.format(name=name, factor=factor, smaller=smaller)) == found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from amp_audit.records import replace
 from amp_audit.static.source import ir
+from amp_audit.static.walking.hot import dotted
 from amp_audit.static.walking.values import NONE, Condition, Literal, Symbol, Value, short, tag
 from amp_audit.static.walking.world import World
 
@@ -24,3 +26,8 @@ def setting(value: Value, key: str, name: str) -> Value:
 
 def fresh(node: ir.Expr, world: World) -> Symbol:
     return Symbol(f"{tag(world.frame.module.path)}:{node.at}", volatile=True)
+
+
+def called(value: Value, node: ir.Expr) -> Value:
+    """Something unknown that has no name, by the one that the code at hand has for it."""
+    return replace(value, text=dotted(node)) if isinstance(value, Symbol) and not value.text else value
