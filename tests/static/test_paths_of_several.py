@@ -351,3 +351,29 @@ def test_a_scaler_stands_alone_only_where_nothing_in_the_project_speaks_of_half_
     modules = [lowering.lower(f"/project/{name}.py", code) for name, code in (("main", TRAINED), ("models", models))]
     raw, _ = paths.find(Project(modules, Path("/project")), rulebook.load())
     assert {found.rule.id for found in raw} & {"AMP215"} == expected
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_of_optimizers_built_out_of_sight_the_second_is_clipped_in_time(scaled: bool) -> None:
+    each = "[p for group in optimizer.param_groups for p in group['params']]"
+    source = f"""
+import torch
+from torch import nn
+from elsewhere import build
+model, optimizers = build()
+for x in []:
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.{"float16" if scaled else "bfloat16"}):
+        loss = model(x).mean()
+    {"scaler.scale(loss)" if scaled else "loss"}.backward()
+    for optimizer in optimizers:
+        {"scaler.unscale_(optimizer)" if scaled else "pass"}
+        nn.utils.clip_grad_norm_({each}, 1.0)
+        {"scaler.step(optimizer)" if scaled else "optimizer.step()"}
+    {"scaler.update()" if scaled else ""}
+"""
+    source = source.replace(
+        "build()\n", 'build()\nscaler = torch.amp.GradScaler("cuda")\n' if scaled else "build()\n", 1
+    )
+    assert "AMP211" not in rules(source)

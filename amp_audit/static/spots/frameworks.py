@@ -20,6 +20,7 @@ from amp_audit.static.spots.checks import ACCELERATOR, mixed_precision
 from amp_audit.static.spots.configs import lookup
 from amp_audit.static.spots.prepared import Prepared, depends, graph_names, identities
 from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
+from amp_audit.static.spots.upcast import is_treated
 
 MODULE = "lightning.pytorch.LightningModule"
 TRAINER = "lightning.pytorch.Trainer"
@@ -312,6 +313,8 @@ def half_loaded(
     if "from_pretrained" not in module.words:
         return
     for call, where, model, step in _handed_over(module, project, origins):
+        if is_treated(model, module.body if where.scope is None else where.scope.function.body):
+            continue
         made = [o for o in origins.of(model, where) if not _is_rebound(o, call)]
         loads = [o.expr for o in made if _loads_half(o.expr, o.where, project, origins)]
         is_local = all(o.where.module is module for o in made)
