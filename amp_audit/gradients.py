@@ -115,6 +115,11 @@ def _elsewhere(one: Iterable[Boundary], two: Iterable[Boundary]) -> bool:
     return any(a.modulus == b.modulus and a.counter == b.counter and _differ(a, b) for a in one for b in two)
 
 
+def _are_one_each(event: Event) -> bool:
+    """Whether tests that come true at different counts have both come true: each step has one micro-batch, then."""
+    return _elsewhere(event.boundaries, event.boundaries)
+
+
 def _differ(one: Boundary, two: Boundary) -> bool:
     if one.residue is None or two.residue is None:
         return False
@@ -125,7 +130,7 @@ def _differ(one: Boundary, two: Boundary) -> bool:
 def summed(held: Iterable[Gradients], event: Event) -> bool:
     """Whether a step uses the gradients of several micro-batches, summed where their mean was meant."""
     waiting = [one for one in held if one.waiting]
-    return bool(waiting) and all(_gathered(one, event) and not one.divided for one in waiting)
+    return bool(waiting) and not _are_one_each(event) and all(_gathered(one, event) and not one.divided for one in waiting)
 
 
 def _gathered(held: Gradients, event: Event) -> bool:
@@ -134,5 +139,5 @@ def _gathered(held: Gradients, event: Event) -> bool:
 
 def wiped_late(held: Iterable[Gradients], event: Event) -> bool:
     """Whether what was gathered was thrown away in the very iteration in which the step was to use it."""
-    late = [one.wiped & event.boundaries for one in held]
+    late = [] if _are_one_each(event) else [one.wiped & event.boundaries for one in held]
     return any(boundary.residue is not None for each in late for boundary in each)

@@ -81,6 +81,16 @@ def test_clearing_in_the_iteration_of_the_step_comes_too_late() -> None:
     assert not gradients.wiped_late([other], step)
 
 
+def test_where_the_first_count_is_the_last_one_too_each_step_has_one_micro_batch() -> None:
+    """``i % n == 0`` and ``(i + 1) % n == 0`` at once: n is 1."""
+    both = Event(Kind.STEP, boundaries=frozenset({START, END}))
+    held = backward(gradients.cleared(waits(backward(Gradients()), START, END), clearing(START)))
+    assert not gradients.wiped_late([held], both)
+    assert not gradients.summed([backward(waits(backward(Gradients()), START, END))], both)
+    other = Event(Kind.STEP, boundaries=frozenset({START, Boundary("n", "j", -1, named=True)}))
+    assert gradients.wiped_late([held], other)
+
+
 def test_clearing_in_another_loop_is_another_matter() -> None:
     inner = Boundary("n", "i", -1, named=True, loops=(1, 2))
     held = waits(backward(Gradients()), inner)
