@@ -488,3 +488,34 @@ def test_a_helper_that_only_advances_schedules_is_marked_where_it_is_called(
     tmp_path: Path, body: str, marked: list[int]
 ) -> None:
     assert lines(tmp_path, "AMP217", SCHEDULES.format(body=body)) == marked
+
+
+RUNNER = """
+import torch
+from torch import nn
+
+class Runner:
+    def __init__(self, schedule):
+        self.schedule = schedule
+
+    def __call__(self, model, x, condition):
+        return compare(x, condition) if model is None else model(self.schedule(x), condition)
+
+net, embed = nn.Bilinear(4, 4, 4), nn.Embedding(3, 4)
+runner = Runner(print)
+optimizer = torch.optim.SGD([*net.parameters(), *embed.parameters()], lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for x, c in loader:
+    optimizer.zero_grad()
+    condition = embed(c)
+    with torch.autocast("cuda"):
+        loss = nn.functional.mse_loss(runner({model}, x, condition), x)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+@pytest.mark.parametrize(("model", "expected"), [("net", set()), ("None", {"AMP316"})])
+def test_an_object_that_is_called_with_a_model_in_a_region_may_run_it_there(model: str, expected: set[str]) -> None:
+    assert ids(RUNNER.format(model=model)) == expected

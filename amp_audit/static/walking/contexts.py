@@ -219,13 +219,15 @@ class Contexts(Ducks):
         """Code that is not followed may run a model where it is called, unless it is, or is called, a loss and given
         none.
         """
-        if isinstance(callee, (External, Tensor, Instance)) or not world.state.regions:
+        if isinstance(callee, (External, Tensor)) or not world.state.regions:
+            return frozenset()
+        if isinstance(callee, Instance) and callee.model:
             return frozenset()
         if any(
             isinstance(item, Instance) or (isinstance(item, Symbol) and self.is_model(item, world)) for item in given
         ):
             return frozenset({"unknown"})
-        if _LOSS_OF_TORCH.search(key_of(callee)):
+        if isinstance(callee, Instance) or _LOSS_OF_TORCH.search(key_of(callee)):
             return frozenset()
         name = callee.text if isinstance(callee, Symbol) else key_of(callee)
         return frozenset() if _LOSS.search(name.rpartition(".")[2]) else frozenset({"unknown"})
