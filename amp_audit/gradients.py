@@ -130,7 +130,9 @@ def _differ(one: Boundary, two: Boundary) -> bool:
 def summed(held: Iterable[Gradients], event: Event) -> bool:
     """Whether a step uses the gradients of several micro-batches, summed where their mean was meant."""
     waiting = [one for one in held if one.waiting]
-    return bool(waiting) and not _are_one_each(event) and all(_gathered(one, event) and not one.divided for one in waiting)
+    return (
+        bool(waiting) and not _are_one_each(event) and all(_gathered(one, event) and not one.divided for one in waiting)
+    )
 
 
 def _gathered(held: Gradients, event: Event) -> bool:

@@ -52,7 +52,7 @@ from amp_audit.static.dtypes.values import (
     join,
     options,
 )
-from amp_audit.static.source.names import BORN_IN_BFLOAT16
+from amp_audit.static.source.names import BORN_IN_BFLOAT16, loads_model
 
 KEEPS_MASTER_WEIGHTS = (
     "deepspeed",
@@ -469,7 +469,7 @@ class Models(Operations):
         if any(self.is_partly_low(model) for value in args for model in _models(value)):
             self.around_low.add((self.path, at))
         first = args[0] if args else NOTHING
-        if last == "from_pretrained" and isinstance(first, Const) and isinstance(first.value, str):
+        if loads_model(dotted) and isinstance(first, Const) and isinstance(first.value, str):
             self._loaded(first.value, named, at)
         if last == "GradScaler" and _is(named.get("enabled"), False):
             self.idle_scalers.add((self.path, at))

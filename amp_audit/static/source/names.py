@@ -26,3 +26,12 @@ _WEIGHTS = re.compile(r"state|weight|param|checkpoint|ckpt|(^|_)sd(_|$)", re.IGN
 def is_weights(name: str) -> bool:
     """Whether a dict is called what programs call the weights of a model."""
     return bool(_WEIGHTS.search(name))
+
+
+_BESIDE_MODELS = re.compile(r"Tokenizer|Processor|Extractor|Config|Scheduler")
+
+
+def loads_model(dotted: str) -> bool:
+    """Whether ``X.from_pretrained`` gives a model, rather than what prepares its inputs or steps its noise."""
+    owner, _, name = dotted.rpartition(".")
+    return name == "from_pretrained" and _BESIDE_MODELS.search(owner.rpartition(".")[2]) is None

@@ -11,6 +11,7 @@ from amp_audit.policy import DEFAULT_DTYPES
 from amp_audit.records import replace
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
+from amp_audit.static.source.names import loads_model
 from amp_audit.static.source.traverse import names_in, statements, walk
 from amp_audit.static.walking.byhand import MEASURE
 from amp_audit.static.walking.choices import NAMED, chosen, is_choice
@@ -362,7 +363,7 @@ def builds_model(name: str) -> bool:
         return short_name[:1].isupper() and not short_name.endswith(("Loss", "Parameter"))
     if name.startswith(("torchvision.models.", "timm.create_model", "segmentation_models_pytorch.")):
         return True
-    return short_name == "from_pretrained" and "Tokenizer" not in name and "Processor" not in name
+    return loads_model(name)
 
 
 def _asked_for(node: ir.Call, world: World) -> Place:
