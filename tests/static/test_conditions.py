@@ -442,3 +442,37 @@ def test_a_case_is_taken_where_the_comparison_holds(cases: str, expected: set[st
                 {cases.replace(chr(10) + "    ", chr(10) + "        ")}
     """
     assert ids(source) & {"AMP203", "AMP204"} == expected
+
+
+UPDATED = """
+import torch
+
+def train(cfg, build, loader, schedule):
+    model = build(cfg)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", enabled=cfg.mixed)
+    for epoch in range(3):
+        {update}
+        for x in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", enabled={switch}):
+                loss = model(x).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("update", "switch", "expected"),
+    [
+        ("cfg, changed = schedule.update(cfg, epoch)", "cfg.mixed", set()),
+        ("cfg = schedule.update(cfg)", "cfg.mixed", set()),
+        ("cfg = schedule.update(cfg)", "not cfg.mixed", {"AMP213"}),
+        ("cfg = schedule.update(epoch)", "cfg.mixed", {"AMP213"}),
+    ],
+)
+def test_settings_that_a_call_is_handed_and_gives_back_are_the_same(
+    update: str, switch: str, expected: set[str]
+) -> None:
+    assert ids(UPDATED.format(update=update, switch=switch)) & {"AMP201", "AMP213"} == expected

@@ -35,3 +35,11 @@ def loads_model(dotted: str) -> bool:
     """Whether ``X.from_pretrained`` gives a model, rather than what prepares its inputs or steps its noise."""
     owner, _, name = dotted.rpartition(".")
     return name == "from_pretrained" and _BESIDE_MODELS.search(owner.rpartition(".")[2]) is None
+
+
+_SETTINGS = re.compile(r"(^|_)(args|cfg|conf|configs?|configuration|opts|options|settings|hparams)$", re.IGNORECASE)
+
+
+def is_settings(name: str) -> bool:
+    """Whether something is called the settings of a program."""
+    return bool(_SETTINGS.search(name))

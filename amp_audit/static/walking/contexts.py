@@ -11,6 +11,7 @@ from amp_audit.records import replace
 from amp_audit.state import forget, get, live_region, region_dtype
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
+from amp_audit.static.source.names import is_settings
 from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.boundaries import ACCUMULATION
 from amp_audit.static.walking.ducks import Ducks
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 NO_GRAD_NAMES = frozenset({"torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad"})
 _LOSS = re.compile(r"loss|criterion|(^|_)crit(_|$)", re.IGNORECASE)
 _LOSS_OF_TORCH = re.compile(r"^torch\.nn\.\w*Loss\(")
-_SETTINGS = re.compile(r"(^|_)(args|cfg|conf|configs?|configuration|opts|options|settings|hparams)$", re.IGNORECASE)
 _MAKER = re.compile(
     r"^((create|build|make|get|init|define|load|new)_?\w*(model|net|network|encoder|decoder|generator|discriminator)s?"
     r"|(create|build|make|init|define|new)_?\w*(optim|optimizer|scheduler|scaler)s?"
@@ -166,7 +166,7 @@ class Contexts(Ducks):
         apart = f" at {node.at}{world.stamp if world.stamp and values else ''}" if _builds(callee, node) else ""
         key = short(f"{key_of(callee)}({','.join(map(key_of, values))}){apart}")
         note_made(key, callee, last_word(node.func), given, world)
-        if world.stamp and _SETTINGS.search(last_word(node.func)):
+        if world.stamp and is_settings(last_word(node.func)):
             return Symbol(of_round(key, world.stamp))  # other ones in each round, which stay the same within it
         if isinstance(callee, (External, Func)) or volatile or not isinstance(callee, Symbol):
             return Symbol(key, "", volatile)

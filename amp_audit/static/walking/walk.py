@@ -12,6 +12,7 @@ from amp_audit import events
 from amp_audit.hazards import Watch
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir
+from amp_audit.static.source.names import is_settings
 from amp_audit.static.source.traverse import statements
 from amp_audit.static.walking.algebra import comparison, equality
 from amp_audit.static.walking.calls import Caller
@@ -113,9 +114,14 @@ class Walker(Caller):
                 flow.fall.append(after)
 
     def _assign(self, statement: ir.Assign, world: World, flow: Flow) -> None:
+        updated = _settings_updated(statement)
         for value, after in self.eval(statement.value, world):
+            before = [(name, self.lookup(name, after)) for name in updated]
             for target in statement.targets:
                 self.bind(target, value, after)
+            for name, settings in before:
+                if isinstance(self.lookup(name, after), Symbol):  # code out of sight gives back what it was handed
+                    self._set_name(name, settings, after)
             flow.fall.append(after)
 
     def _augment(self, statement: ir.Augment, world: World, flow: Flow) -> None:
@@ -464,6 +470,18 @@ class Walker(Caller):
 
 
 _TRAINING = frozenset({events.Kind.BACKWARD, events.Kind.UNSCALE, events.Kind.STEP, events.Kind.UPDATE})
+
+
+def _settings_updated(statement: ir.Assign) -> list[str]:
+    """The settings that a call is handed and gives back: ``cfg, changed = schedule.update(cfg, epoch)``."""
+    given = statement.value.args if isinstance(statement.value, ir.Call) else ()
+    handed = {arg.value.id for arg in given if isinstance(arg.value, ir.Name) and is_settings(arg.value.id)}
+    targets = (
+        item
+        for target in statement.targets
+        for item in (target.items if isinstance(target, ir.Sequence) else (target,))
+    )
+    return [item.id for item in targets if isinstance(item, ir.Name) and item.id in handed] if handed else []
 
 
 def _trained(world: World) -> bool:
