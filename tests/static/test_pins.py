@@ -33,6 +33,7 @@ from amp_audit.static.source.pins import newest
         ('dependencies = ["torch", "numpy"]', None),
         ('torch = "^1.13"\nnumpy = "*"', (1, 999)),
         ('torch = "2.2.1"', (2, 2)),
+        ("torch @ https://download.pytorch.org/whl/cu118/torch-2.0.1%2Bcu118-cp310-cp310-linux_x86_64.whl", (2, 0)),
         ('import torch\nname = "torch_thing"', None),
     ],
 )
@@ -58,6 +59,8 @@ def test_a_script_says_it_of_itself() -> None:
         ("pytorch_lightning>=1.3.1,<=1.4.2", (1, 4)),
         ("  - pip:\n    - lightning<2.0", (1, 999)),
         ("lightning>=2.1", None),
+        ("pytorch-lightning @ git+http://github.com/somebody/pytorch-lightning.git@v0.8.5_fixes#egg=pl", (0, 8)),
+        ("pytorch-lightning @ git+ssh://git@github.com/somebody/pytorch-lightning.git", None),
         ("lightning-utilities==0.9\nlightning_fabric==1.9", None),
         ("torch==1.11", None),
     ],

@@ -34,6 +34,7 @@ def _requirement(names: str) -> re.Pattern[str]:
         (?: ^\s*(?:-\s+)?(?:[\w.-]+::)? | ["'] )   # a line of its own, or a text
         (?:{names})
         (?: \s*=\s*["'](?P<bare>[\^~=<>\d][^"']*)["']          # torch = "^1.13"
+          | \s*@\s*[^\s"']*?(?:@v?|/\w+-)(?P<tag>\d+\.\d+)[^\n"']*   # torch @ git+https://host/torch@v1.8
           | \s*(?:\[[\w,\s-]*\])?\s*{_SPEC}\s*(?:["';\#,]|$) )  # torch[opt] >=1.8,<2
         """,
         re.MULTILINE | re.VERBOSE,
@@ -69,7 +70,7 @@ def _bound(package: re.Pattern[str], texts: Iterable[str]) -> Release | None:
 
 
 def _newest(match: re.Match[str]) -> Release | None:
-    spec = match.group("bare") or match.group("spec") or ""
+    spec = match.group("bare") or match.group("tag") or match.group("spec") or ""
     bounds = [bound for part in spec.split(",") if (bound := _upper(part)) is not None]
     return min(bounds, default=None)
 
