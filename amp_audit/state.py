@@ -130,6 +130,13 @@ def forget(state: State) -> State:
     )
 
 
+def between_calls(state: State) -> State:
+    """The state where code that does a whole step is called again from out of sight: who calls it may clear gradients
+    or make some, but leaves the scaler alone.
+    """
+    return replace(forget(state), phases=state.phases, left=state.left, scalers=state.scalers)
+
+
 def _join(one: Table[V], two: Table[V], both: Callable[[V, V], V], absent: V) -> Table[V]:
     left, right = dict(one), dict(two)
     keys = sorted({*left, *right}, key=repr)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 
 from amp_audit import events
-from amp_audit.hazards import Happened, Hazard, Watch, bounds, give_way, standing
+from amp_audit.hazards import Happened, Hazard, Trail, Watch, bounds, give_way, standing
 from amp_audit.model import Confidence
 from amp_audit.records import replace
 from amp_audit.rulebook import Rulebook
-from amp_audit.state import forget
+from amp_audit.state import between_calls, forget
 from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
@@ -54,6 +55,9 @@ _SPOKEN = {
 
 _STEPS = re.compile(r"optim|scaler", re.IGNORECASE)
 """What steps, and what is updated after it, by the words for them."""
+
+_BEGINS_OR_ENDS = frozenset({events.Kind.SCALER_NEW, events.Kind.OPTIMIZER_NEW, events.Kind.ITERATION_END})
+"""What code does that trains from the beginning, or more than one iteration."""
 
 _HALVES = frozenset(
     {"half", "float16", "bfloat16", "HalfTensor", "MixedPrecision", "MixedPrecisionPolicy", "fully_shard"}
@@ -222,9 +226,19 @@ class _Surveyor:
         def run(walker: Walker, world: World) -> list[World]:
             for bound, each in self._selves(walker, module, function, cls, world):
                 func = Func(module, function, bound, {}, cls)
+                before = each.trail
                 ends = merge(_follow_blindly(walker, func, each))
-                again = self._repeats(function, cls) and "backward" in walker.happened.words()
-                for end in ends if again else ():
+                looped = self._repeats(function, cls) and "backward" in walker.happened.words()
+                steps = [] if looped else [step for end in ends for step in _whole_step(end, before)]
+                handed = any(_is_handed(step, func) for step in steps)
+                for end in ends if looped or steps else ():
+                    if handed and "stepped" in dict(end.state.phases).values():
+                        continue  # who handed the optimizer over may call again before the update
+                    walker.end_iteration((module.path, function.at), end)
+                    if handed:
+                        continue
+                    if not looped:
+                        end.state = between_calls(end.state)
                     end.stamp = (1,)
                     _follow_blindly(walker, func, end)
             return []
@@ -329,6 +343,23 @@ class _Surveyor:
         for name in spoken & _SPOKEN.keys():
             if name != "step" or self.heat.scales(spoken):
                 entry.happened.allow(_SPOKEN[name])
+
+
+def _whole_step(end: World, before: Trail[Place] | None) -> list[events.Event]:
+    """The steps of a path that is one iteration from backward to update, of a scaler and an optimizer that were there
+    before: such code is called again and again, whoever does it. Nothing for any other path.
+    """
+    steps = end.trail.back() if end.trail is not None else iter(())
+    own = [step.event for step in itertools.takewhile(lambda step: step is not before, steps)]
+    kinds = {event.kind for event in own}
+    if not kinds.isdisjoint(_BEGINS_OR_ENDS) or not kinds >= {events.Kind.BACKWARD, events.Kind.UPDATE}:
+        return []
+    return [event for event in own if event.kind is events.Kind.STEP and event.via is events.Via.SCALER]
+
+
+def _is_handed(step: events.Event, func: Func) -> bool:
+    """Whether an optimizer comes from the arguments of a function: it may be another one each time."""
+    return isinstance(step.optimizer, str) and parameter(func, "").key[:-1] in step.optimizer
 
 
 def _is_of_a_step(words: frozenset[str]) -> bool:

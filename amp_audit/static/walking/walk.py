@@ -343,8 +343,11 @@ class Walker(Caller):
         if not _trained(world):
             return
         self.boundaries.waits(statement, False, world)
-        missed = self.boundaries.missed(world)
-        place, early = (world.frame.module.path, statement.at), False
+        self.end_iteration((world.frame.module.path, statement.at), world)
+
+    def end_iteration(self, place: Place, world: World) -> None:
+        """An iteration ends at ``place``, or where the path has left it."""
+        missed, early = self.boundaries.missed(world), False
         if world.left is not None and world.left[1] is world.trail:
             place, early = world.left[0], True
         self.emit(world, events.Event(events.Kind.ITERATION_END, early=early, boundaries=missed), place[1], place[0])
