@@ -367,7 +367,7 @@ class Evaluation(Models):
             return join(left, right)
         if _is_number(left) and _is_number(right):
             return NUMBER
-        tensors = [side for side in (left, right) if isinstance(side, (Tensor, Either)) or _is_output(side)]
+        tensors = [side for side in (left, right) if isinstance(side, (Tensor, Either)) or _is_tensor(side)]
         unknown = [side for side in (left, right) if isinstance(side, Opaque) and not side.number]
         name = ARITHMETIC.get(op)
         factor = next((side for side in (left, right) if isinstance(side, Const) and unknown and op == "*"), None)
@@ -570,8 +570,9 @@ def _part(value: Value, number: int, target: ir.Sequence) -> Value:
     return value.items[number if number < star else number + extra]
 
 
-def _is_output(value: Value) -> bool:
-    return isinstance(value, Opaque) and value.origin == "model"
+def _is_tensor(value: Value) -> bool:
+    """Whether something unknown is no number, being the output of a model or what was cast, and no model either."""
+    return isinstance(value, Opaque) and value.origin in ("model", "cast")
 
 
 def _is_number(value: Value) -> bool:

@@ -263,7 +263,7 @@ class Models(Operations):
             return Many(Opaque((base.id, "[]")))
         if isinstance(base, (Layer, Object)):
             return NOTHING
-        if surface.effect_of(name) is not None:
+        if name == "type_as" or surface.effect_of(name) is not None:
             return None
         return self.called_out_of_sight(base, name, args, named, at)
 

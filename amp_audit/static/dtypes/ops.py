@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from amp_audit import policy
 from amp_audit.records import replace
 from amp_audit.static.dtypes import surface, widening
 from amp_audit.static.dtypes.arguments import (
@@ -559,11 +560,16 @@ def _filled(
             return own[key]
     if name == "where":
         return max(own.values(), key=lambda value: abs(value.number or 0.0), default=None)
-    if name == "mul" and "other" in own and not any(tensor.low for tensor in tensors):
+    if name == "mul" and "other" in own and (not any(tensor.low for tensor in tensors) or _is_limit(own["other"])):
         return own["other"]
     if name in surface.MOVES or name in ("triu", "tril"):
         return tensors[0].filled if tensors else None
     return None
+
+
+def _is_limit(value: Const) -> bool:
+    """Whether a number is float16's largest: nobody multiplies by it but a mask."""
+    return abs(value.number or 0.0) == policy.MAX_FINITE["float16"]
 
 
 def _promoted(

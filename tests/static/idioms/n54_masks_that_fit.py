@@ -18,8 +18,10 @@ class Attention(nn.Module):
             y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
         else:
             scores = q @ k.transpose(-2, -1) / math.sqrt(d // self.heads)
-            scores = scores.masked_fill(~mask[:, None, None, :], torch.finfo(scores.dtype).min)
-            scores = scores + (1.0 - mask[:, None, None, :].to(scores.dtype)) * -1e4
+            if self.training:
+                scores = scores.masked_fill(~mask[:, None, None, :], torch.finfo(scores.dtype).min)
+            else:
+                scores = scores + (1.0 - mask[:, None, None, :].to(scores.dtype)) * -1e4
             y = scores.softmax(dim=-1) @ v
         return self.out(y.transpose(1, 2).reshape(b, n, d))
 
