@@ -30,6 +30,8 @@ def function(forward: str, backward: str, decorator: str = "", head: str = HEAD)
         ("return x @ w", "return g.float() @ w.t(), x.t() @ g", "", []),
         ("return x @ w", "return g @ g.t(), None", "", []),
         ("return x @ w", "return g @ w.t(), x.t() @ g", "@somebodys.own", []),
+        ("return torch.nn.functional.embedding(x, w)", "return None, x.t() @ g", "", []),
+        ("return torch.nn.functional.embedding(x, w) @ w", "return None, x.t() @ g", "", [4]),
         ("return x @ w", "return g @ w.t(), x.t() @ g", "@torch.autograd.function.once_differentiable", [4]),
     ],
 )

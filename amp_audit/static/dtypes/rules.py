@@ -190,7 +190,11 @@ class _Programs:
             for path in self._imports.get(todo.pop(), set()) - programs:
                 programs.add(path)
                 todo.append(path)
-        return programs | _unnamed(self.project, live, programs)
+        return programs | {path for path in _unnamed(self.project, live, programs) if not self._runs_itself(path)}
+
+    def _runs_itself(self, path: str) -> bool:
+        """Whether a module is a program that trains: none of the others loads it by name."""
+        return self.project.modules[path].words >= {"__name__", "backward"}
 
 
 def _unnamed(project: Project, live: Mapping[str, object], programs: Iterable[str]) -> set[str]:

@@ -146,7 +146,7 @@ def _undecorated(custom: _Custom, project: Project) -> tuple[int, str, Confidenc
     if not _is_under_autocast(custom, project) or _callers_cast(custom, project):
         return None
     forward, backward = custom.methods["forward"], custom.methods["backward"]
-    if _multiplies_saved(backward):
+    if _multiplies_saved(backward) and not _looks_up(forward):
         message = "backward multiplies a saved tensor with the gradient, outside autocast: their dtypes differ there"
     elif "Parameter" in custom.ref.module.words and _extension_calls(forward):
         message = "under autocast the kernel gets half features beside a float32 parameter, and nothing casts them"
@@ -242,6 +242,12 @@ def _operands(part: ir.Expr) -> list[ir.Expr]:
         base = [part.func.base] if isinstance(part.func, ir.Attr) else []
         return [*base, *(arg.value for arg in part.args)] if last_word(part.func) in _MATMULS else []
     return []
+
+
+def _looks_up(forward: ir.Function) -> bool:
+    """Whether a forward gives rows of a table, in the table's own dtype, and multiplies no matrices."""
+    looked_up = any("embed" in last_word(call.func).lower() for call in calls(forward.body))
+    return looked_up and not any(map(_operands, parts(forward.body)))
 
 
 def _saved(backward: ir.Function) -> set[str]:

@@ -214,3 +214,25 @@ def test_the_other_half_type_is_foreign_to_a_region_that_a_model_is_known_to_run
             return self.fc(x.to(torch.bfloat16))
     """,
     )
+
+
+@pytest.mark.parametrize(
+    ("rest", "found"),
+    [
+        ("if __name__ == '__main__':\n    print(Net())", True),
+        ("if __name__ == '__main__':\n    Net()(x, mask).sum().backward()", False),
+    ],
+)
+def test_what_trains_by_itself_is_not_loaded_by_another_program(tmp_path: Path, rest: str, found: bool) -> None:
+    sources = {
+        "pkg/__init__.py": "",
+        "pkg/train.py": TRAIN.replace("from model import Net", "from pkg.registry import build as Net"),
+        "pkg/other.py": f"{textwrap.dedent(MODEL.format(comment=''))}\n{rest}\n",
+    }
+    for name, source in sources.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+    modules = [lower(str(tmp_path / name), textwrap.dedent(source)) for name, source in sources.items()]
+    rules = [finding.rule.id for finding in dtypes.find(Project(modules, tmp_path), book())]
+    assert rules == (["AMP501"] if found else [])
