@@ -129,6 +129,15 @@ def test_names_come_from_other_files_of_the_project(tmp_path: Path) -> None:
         ("not x", True),
         ("bool(x)", True),
         ("args.use_amp", True),
+        ("args['use_amp']", True),
+        ("args.get('mixed_precision', False)", True),
+        ("getattr(args, 'fp16', False)", True),
+        ("args.use_amp and device.type == 'cuda'", True),
+        ("x > 1 and torch.cuda.is_available()", True),
+        ("args.device and args.device.type", False),
+        ("args['device']", False),
+        ("args.get('amp_device', 'cuda')", False),
+        ("getattr(args, 'amp_device_type', 'cuda')", False),
         ("args.amp_device", False),
         ("'cuda'", False),
         ("device", False),
@@ -143,6 +152,29 @@ def test_names_come_from_other_files_of_the_project(tmp_path: Path) -> None:
 def test_the_first_argument_of_a_new_scaler(tmp_path: Path, argument: str, wrong: bool) -> None:
     source = f"import torch\ndef f(x, args, device):\n    return torch.amp.GradScaler({argument})\n"
     assert lines(tmp_path, "AMP103", source) == ([3] if wrong else [])
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("first: float = 2.0 ** 12", True),
+        ("first: float", True),
+        ("first: bool = settings()", False),
+        ("first = True", True),
+        ("first: str = 'cuda'", False),
+        ("first: str", False),
+        ("first: Optional[str] = None", False),
+        ("second: float = 1.0", False),
+    ],
+)
+@pytest.mark.parametrize(
+    "use", ["def f(config: Config):\n    return {}", "config = Config(1)\ndef f():\n    return {}"]
+)
+def test_what_a_class_says_of_its_fields(tmp_path: Path, field: str, wrong: bool, use: str) -> None:
+    source = f"import torch\nfrom typing import Optional\nclass Config:\n    {field}\n"
+    source += use.format("torch.amp.GradScaler(config.first)") + "\n"
+    expected = [source.count("\n")] if wrong else []
+    assert lines(tmp_path, "AMP103", source) == expected
 
 
 @pytest.mark.parametrize(

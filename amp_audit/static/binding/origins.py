@@ -24,6 +24,7 @@ _TENSOR = re.compile(
     r"|value|latents?|samples?|outputs?|out|tokens?|audio|wavs?|mels?|frames?|pixel_values|embeds?|embeddings?|labels?"
     r"|targets?|points?|coords?|src|tgt|loss)"
 )
+_TESTS = frozenset(f"builtins.{name}" for name in ("bool", "isinstance", "hasattr", "callable", "all", "any"))
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "bool", "uint8"})
 
 
@@ -91,7 +92,7 @@ class Origins:
             return self._of_attribute(expr, where)
         if isinstance(expr, ir.IfExp):
             return [Origin(where, expr.body), Origin(where, expr.orelse)]
-        if isinstance(expr, ir.BoolOp) and expr.op == "or":
+        if isinstance(expr, ir.BoolOp):
             return [Origin(where, expr.left), Origin(where, expr.right)]
         if isinstance(expr, ir.Walrus):
             return [Origin(where, expr.value)]
@@ -273,13 +274,17 @@ class Origins:
         for origin in self.of(expr, where):
             kind = self._kind(origin)
             if kind is None:
-                return self._by_name(expr, where)
-            found.add(kind)
-            sure = sure and not origin.assumed
+                named = self._by_name(expr, where)[0] or self._by_name(origin.expr or expr, origin.where)[0]
+                if not named:
+                    return frozenset(), False
+                found |= named
+            else:
+                found.add(kind)
+            sure = sure and kind is not None and not origin.assumed
         return (frozenset(found), sure) if found else self._by_name(expr, where)
 
     def _by_name(self, expr: ir.Expr, where: Where) -> tuple[frozenset[str], bool]:
-        word = last_word(expr)
+        word = last_word(expr) or _key(expr)
         if _SCALE.fullmatch(word):
             return frozenset({"float"}), False
         if _FLAG.fullmatch(word) and not _NO_FLAG.search(word):
@@ -298,9 +303,6 @@ class Origins:
             return {"NoneType": "none"}.get(type(expr.value).__name__, type(expr.value).__name__)
         if isinstance(expr, ir.Compare) or (isinstance(expr, ir.Unary) and expr.op == "not"):
             return "bool"
-        if isinstance(expr, ir.BoolOp):
-            kinds = [self._kind(Origin(where, side)) for side in (expr.left, expr.right)]
-            return kinds[0] if kinds[0] == kinds[1] else None
         if isinstance(expr, ir.Binary):
             return self._kind_of_arithmetic(expr, where)
         if isinstance(expr, (ir.Mapping, ir.Lambda, ir.Text)):
@@ -308,6 +310,11 @@ class Origins:
         if isinstance(expr, ir.Call):
             return self._kind_of_call(expr, where)
         return self._kind_of_binding(expr, where)
+
+    def _kind_of_default(self, expr: ir.Expr, where: Where) -> str | None:
+        """The kind of a literal; None says nothing of what stands there later."""
+        is_literal = isinstance(expr, (ir.Const, ir.Binary)) and not (isinstance(expr, ir.Const) and expr.value is None)
+        return self._kind(Origin(where, expr)) if is_literal else None
 
     def _kind_of_arithmetic(self, expr: ir.Binary, where: Where) -> str | None:
         sides = {self._kind(Origin(where, side)) for side in (expr.left, expr.right)}
@@ -319,8 +326,8 @@ class Origins:
         if origin.param is None:
             return None
         annotated = self._annotated(origin)
-        if annotated in ("builtins.bool", "builtins.int", "builtins.float", "builtins.str"):
-            return annotated.removeprefix("builtins.")
+        if _plain(annotated) is not None:
+            return _plain(annotated)
         if annotated in ("torch.device", "torch.dtype"):
             return annotated.removeprefix("torch.")
         default = origin.param.default
@@ -330,7 +337,7 @@ class Origins:
 
     def _kind_of_call(self, expr: ir.Call, where: Where) -> str | None:
         name = self.called(expr, where)
-        if name in ("builtins.bool", "builtins.isinstance", "builtins.hasattr", "builtins.callable"):
+        if name in _TESTS or last_word(expr.func) in ("is_available", "is_bf16_supported"):
             return "bool"
         if name in ("builtins.str", "builtins.int", "builtins.float", "builtins.dict"):
             return name.removeprefix("builtins.")
@@ -357,8 +364,48 @@ class Origins:
         if isinstance(expr, ir.Attr) and where.cls is not None and self.is_self(expr.base, where):
             method = self.project.methods(where.cls).get(expr.name)
             is_property = method is not None and bool(method[1].decorators)
-            return "callable" if method is not None and not is_property else None
+            if method is not None:
+                return None if is_property else "callable"
+        return self._kind_of_field(expr, where) if isinstance(expr, ir.Attr) else None
+
+    def _kind_of_field(self, expr: ir.Attr, where: Where) -> str | None:
+        """What the class of an object says of an attribute: that of a parameter by its annotation."""
+        kinds = {self._stated(self._class_of(origin), expr.name) for origin in self.of(expr.base, where)}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    def _class_of(self, origin: Origin) -> ClassRef | None:
+        """The class of the project that a value is an instance of."""
+        named = origin.param.annotation if origin.param is not None else None
+        named = origin.expr.func if isinstance(origin.expr, ir.Call) else named
+        found = self.project.resolve(origin.where.module, named) if isinstance(named, (ir.Name, ir.Attr)) else None
+        return found if isinstance(found, ClassRef) else None
+
+    def _stated(self, cls: ClassRef | None, name: str) -> str | None:
+        """The kind of a field, as a class's own body declares it or by its default."""
+        for owner in self.project.mro(cls) if cls is not None else ():
+            for node in owner.cls.body:
+                if isinstance(node, ir.Declare) and last_word(node.target) == name:
+                    return _plain(self.project.qualified(owner.module, node.annotation))
+                if isinstance(node, ir.Assign) and any(last_word(target) == name for target in node.targets):
+                    return self._kind_of_default(node.value, Where(owner.module))
         return None
+
+
+def _plain(annotated: str | None) -> str | None:
+    """The kind that an annotation names by a builtin type."""
+    word = (annotated or "").removeprefix("builtins.")
+    return word if word != annotated and word in ("bool", "int", "float", "str") else None
+
+
+def _key(expr: ir.Expr) -> str:
+    """The word by which a setting is looked up: ``cfg["amp"]``, ``cfg.get("amp", False)``, ``getattr(args, "amp")``."""
+    key: ir.Expr | None = None
+    if isinstance(expr, ir.Subscript):
+        key = expr.index
+    elif isinstance(expr, ir.Call) and last_word(expr.func) in ("get", "getattr"):
+        position = 0 if isinstance(expr.func, ir.Attr) else 1
+        key = expr.args[position].value if len(expr.args) > position else None
+    return key.value if isinstance(key, ir.Const) and isinstance(key.value, str) else ""
 
 
 def _reads_alike(origin: Origin, where: Where) -> bool:
