@@ -61,6 +61,7 @@ class Looked:
 
     def at(self, layout: Layout) -> None:
         """Add what a layout has asked the disk."""
+        self.into(layout.read)
         self.files.update(layout.asked)
         self.folders.update((folder, digest(entries.encode())) for folder, entries in layout.listed.items())
 

@@ -230,3 +230,13 @@ def test_another_pin_ends_it(project: Path) -> None:
         else:
             (folder / "requirements.txt").write_text(pin)
         assert [rule for rule in names(run(project)) if rule == "AMP305"] == expected
+
+
+def test_another_config_that_the_code_names_ends_it(project: Path) -> None:
+    source = "from transformers import TrainingArguments\na = TrainingArguments('o', bf16=True, deepspeed='ds.json')\n"
+    Path("train.py").write_text(source)
+    assert names(run(project)) == []
+    Path("ds.json").write_text('{"fp16": {"enabled": true}}')
+    assert names(run(project)) == names(run(project)) == ["AMP805"]
+    Path("ds.json").write_text('{"fp16": {"enabled": "auto"}}')
+    assert names(run(project)) == []

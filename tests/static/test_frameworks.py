@@ -169,3 +169,97 @@ def test_what_trains_without_the_accelerator_that_another_way_prepares(
     assert lines(tmp_path, "AMP803", "import torch\n" + TWO_WAYS.format(test=test, backward=backward)) == [
         line + 1 for line in marked
     ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "marked"),
+    [("getattr(torch, c.dtype)", [6]), ("getattr(torch, 'bfloat16')", []), ("getattr(torch, unknown())", [])],
+)
+def test_a_dtype_by_name(tmp_path: Path, dtype: str, marked: list[int]) -> None:
+    source = (
+        "import dataclasses, torch\nfrom transformers import AutoModel as A, Trainer, TrainingArguments\n"
+        "@dataclasses.dataclass\nclass Config:\n    dtype: str = 'float16'\n"
+    )
+    source += f"c = Config(); m = A.from_pretrained('x', dtype={dtype})\n"
+    source += "Trainer(model=m, args=TrainingArguments('o', fp16=True))\n"
+    assert lines(tmp_path, "AMP802", source) == marked
+
+
+@pytest.mark.parametrize(
+    ("told", "sure"),
+    [
+        ("fp16=True", Confidence.MEDIUM),
+        ("fp16_full_eval=True", Confidence.MEDIUM),
+        ("bf16=True", None),
+        ("bf16_full_eval=True", None),
+    ],
+)
+@pytest.mark.parametrize(
+    "flags", ["'-m', '--model-name', default='google/mt5-base'", "'--m', dest='model_name', default='t5-small'"]
+)
+def test_a_model_that_an_option_defaults_to(tmp_path: Path, told: str, sure: Confidence | None, flags: str) -> None:
+    source = (
+        "import argparse\nfrom transformers import AutoModel as A, Trainer, TrainingArguments\n"
+        f"p = argparse.ArgumentParser()\np.add_argument({flags})\nargs = p.parse_args()\n"
+        f"m = A.from_pretrained(args.model_name)\nTrainer(model=m, args=TrainingArguments('o', {told}))\n"
+    )
+    found = findings(tmp_path, "AMP506", source)
+    assert [(f.location.line, f.confidence) for f in found if f.location] == ([(7, sure)] if sure else [])
+
+
+def test_an_option_with_two_defaults_or_another_name_says_nothing(tmp_path: Path) -> None:
+    source = (
+        "import argparse\nfrom transformers import AutoModel as A, Trainer, TrainingArguments\n"
+        "p = argparse.ArgumentParser()\np.add_argument('--model', default='t5-small')\n"
+        "p.add_argument('--base', default='t5-small')\np.add_argument('--base', default='bert-base-uncased')\n"
+        "args = p.parse_args()\n"
+        "for name in (args.base, args.other, args.Model):\n"
+        "    Trainer(model=A.from_pretrained(args.base), args=TrainingArguments('o', fp16=True))\n"
+        "    Trainer(model=A.from_pretrained(args.other), args=TrainingArguments('o', fp16=True))\n"
+    )
+    assert lines(tmp_path, "AMP506", source) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "told", "marked"),
+    [
+        ('{"fp16": {"enabled": true}}', "bf16=True", [2]),
+        ('{"fp16": {"enabled": true}}', "fp16=True", []),
+        ('{"fp16": {"enabled": true}}', "fp16_full_eval=True", []),
+        ('{"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}', "bf16=True", []),
+        ('{"bf16": {"enabled": false}}', "bf16=True", [2]),
+        ('{"fp16": {"enabled": true}}', "bf16=chosen", [2]),
+        ('{"fp16": {"enabled": true}}', "fp16=chosen", []),
+        ('{"fp16": {"enabled": tr', "bf16=True", []),
+        ('[{"fp16": {"enabled": true}}]', "bf16=True", []),
+    ],
+)
+def test_a_deepspeed_file_that_says_otherwise(
+    tmp_path: Path, config: str, told: str, marked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "ds.json").write_text(config)
+    source = (
+        f"from transformers import TrainingArguments\na = TrainingArguments('o', {told}, deepspeed='configs/ds.json')\n"
+    )
+    assert lines(tmp_path, "AMP805", source) == marked
+
+
+def test_a_deepspeed_file_that_is_not_there(tmp_path: Path) -> None:
+    source = "from transformers import TrainingArguments\nTrainingArguments('o', bf16=True, deepspeed='no/ds.json')\n"
+    assert lines(tmp_path, "AMP805", source) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "marked"),
+    [
+        ("dtype='bfloat16', loss_scale='dynamic'", [2]),
+        ("dtype='bfloat16', loss_scale=512.0", [2]),
+        ("dtype='bfloat16', loss_scale=1.0", []),
+        ("dtype='float16', loss_scale='dynamic'", []),
+        ("loss_scale='dynamic'", []),
+    ],
+)
+def test_a_wrapper_of_mmengine_that_code_makes(tmp_path: Path, given: str, marked: list[int]) -> None:
+    source = f"from mmengine.optim import AmpOptimWrapper\nw = AmpOptimWrapper(optimizer=optimizer, {given})\n"
+    assert lines(tmp_path, "AMP806", source) == marked

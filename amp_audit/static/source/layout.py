@@ -7,6 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from amp_audit.static.source.sources import Unreadable, read_bytes
+
+_LARGEST_NAMED = 1 << 18
+"""Bytes of a file named by the code that is still read."""
+
 LIBRARIES = frozenset({"torch", "numpy", "builtins"})
 """Never taken from the project, though something of that name may lie in it."""
 
@@ -34,6 +39,8 @@ class Layout:
         self._absolute: dict[str, str] = {}
         self.listed: dict[str, str] = {}
         """The listings of the folders that were searched."""
+        self.read: dict[str, bytes | None] = {}
+        """What lay in files that the code names (None: nothing that can be read)."""
 
     @property
     def asked(self) -> dict[str, bool]:
@@ -53,6 +60,19 @@ class Layout:
         if known is None:
             known = self._files[path] = path in self._given or os.path.isfile(path)
         return known
+
+    def contents(self, name: str, module: str) -> bytes | None:
+        """What lies in a file that the code of a module names: below the root, where programs are started, or beside
+        the module; None where there is none that can be read, or a large one.
+        """
+        places = (os.path.normpath(os.path.join(folder, name)) for folder in (self.root, os.path.dirname(module)))
+        path = next(filter(self.is_file, map(self.absolute, places)), None)
+        if path is not None and path not in self.read:
+            try:
+                self.read[path] = read_bytes(path) if os.path.getsize(path) <= _LARGEST_NAMED else None
+            except (OSError, Unreadable):
+                self.read[path] = None
+        return self.read[path] if path is not None else None
 
     def is_package(self, folder: str) -> bool:
         """Whether ``folder`` holds an ``__init__.py``."""

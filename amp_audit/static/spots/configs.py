@@ -75,6 +75,18 @@ def lookup(config: ir.Expr | None, path: str) -> ir.Expr | None:
 
 # Files
 
+
+def in_json(data: bytes | None, path: str) -> bool | None:
+    """What the keys of a path lead to in a JSON document, if that is true or false."""
+    try:
+        content = json.loads(data.decode("utf-8-sig")) if data is not None else None
+    except (ValueError, RecursionError):
+        return None
+    for key in path.split("."):
+        content = content.get(key) if isinstance(content, dict) else None
+    return content if isinstance(content, bool) else None
+
+
 _LARGEST_FILE = 1 << 18
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 

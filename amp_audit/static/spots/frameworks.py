@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from amp_audit.model import Confidence, Severity
@@ -15,9 +15,10 @@ from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
 from amp_audit.static.source.literals import is_literally
 from amp_audit.static.source.names import BORN_IN_BFLOAT16
-from amp_audit.static.source.traverse import parts, statements, walk
+from amp_audit.static.source.traverse import last_word, parts, statements, walk
 from amp_audit.static.spots.checks import ACCELERATOR, mixed_precision
-from amp_audit.static.spots.configs import lookup
+from amp_audit.static.spots.configs import in_json, lookup
+from amp_audit.static.spots.options import default_of
 from amp_audit.static.spots.prepared import Prepared, depends, graph_names, identities
 from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
 from amp_audit.static.spots.upcast import is_treated
@@ -251,7 +252,7 @@ class _Look:
         if self.module.words.isdisjoint(("optim_wrapper", "AmpOptimWrapper")):
             return
         for part in parts(self.module.body, into=True):
-            said = {key: value.value for key, value in entries(part) if isinstance(value, ir.Const)}
+            said = {key: value.value for key, value in _wrapper(part) if isinstance(value, ir.Const)}
             scales = said.get("loss_scale") not in (None, False, 1)
             if said.get("type") == "AmpOptimWrapper" and said.get("dtype") == "bfloat16" and scales:
                 message = "the wrapper scales the loss of a run in bfloat16, which has the range of float32"
@@ -261,6 +262,14 @@ class _Look:
         if method(call) != "prepare" or not isinstance(call.func, ir.Attr):
             return []
         return self.origins.constructors(call.func.base, where, ACCELERATOR) or []
+
+
+def _wrapper(expr: ir.Expr) -> Iterable[tuple[str, ir.Expr]]:
+    """What an optimizer wrapper is told, in a config or by a call of its class."""
+    if isinstance(expr, ir.Call) and last_word(expr.func) == "AmpOptimWrapper":
+        given = [(arg.keyword, arg.value) for arg in expr.args if arg.keyword is not None]
+        return [("type", ir.Const(expr.at, "AmpOptimWrapper")), *given]
+    return entries(expr)
 
 
 def _names(expr: ir.Expr | None) -> set[str]:
@@ -302,8 +311,8 @@ def _fp16_arguments(project: Project, origins: Origins) -> RawStep | None:
     return None
 
 
-def _asks_for_fp16(call: ir.Call, where: Where, origins: Origins) -> bool:
-    return any(arg.keyword == "fp16" and is_literally(arg.value, True) for arg in origins.unpacked(call, where).args)
+def _asks_for_fp16(call: ir.Call, where: Where, origins: Origins, words: Sequence[str] = ("fp16",)) -> bool:
+    return any(arg.keyword in words and is_literally(arg.value, True) for arg in origins.unpacked(call, where).args)
 
 
 def half_loaded(
@@ -323,12 +332,14 @@ def half_loaded(
 
 
 def _handed_over(
-    module: ir.Module, project: Project, origins: Origins
+    module: ir.Module, project: Project, origins: Origins, words: Sequence[str] = ("fp16",)
 ) -> Iterator[tuple[ir.Call, Where, ir.Expr, RawStep]]:
-    """The calls by which a Trainer or an Accelerator is given a model that it trains in float16."""
+    """The calls by which a Trainer or an Accelerator is given a model that it trains in float16; ``words`` are the
+    arguments that say so to a Trainer.
+    """
     for where, body in spaces(module):
         for call in calls(body):
-            model, step = _trained(call, where, module, project, origins)
+            model, step = _trained(call, where, module, project, origins, words)
             if model is not None and step is not None:
                 yield call, where, model, step
 
@@ -339,7 +350,7 @@ def _is_rebound(origin: Origin, call: ir.Call) -> bool:
 
 
 def _trained(
-    call: ir.Call, where: Where, module: ir.Module, project: Project, origins: Origins
+    call: ir.Call, where: Where, module: ir.Module, project: Project, origins: Origins, words: Sequence[str]
 ) -> tuple[ir.Expr | None, RawStep | None]:
     """The model that a call puts in training under a loss scale, and where that is said."""
     name = project.called(module, call.func, where.scope) or ""
@@ -351,7 +362,7 @@ def _trained(
         if model is None and call.args and call.args[0].keyword is None:
             model = call.args[0].value
         for origin in origins.of(arguments, where) if arguments is not None else ():
-            if isinstance(origin.expr, ir.Call) and _asks_for_fp16(origin.expr, origin.where, origins):
+            if isinstance(origin.expr, ir.Call) and _asks_for_fp16(origin.expr, origin.where, origins, words):
                 return model, RawStep(origin.where.module.path, origin.expr.at, "trains with fp16")
     if method(call) == "prepare" and isinstance(call.func, ir.Attr) and call.args and not call.args[0].star:
         made = origins.constructors(call.func.base, where, ACCELERATOR) or []
@@ -377,12 +388,23 @@ def _loads_half(call: ir.Expr | None, where: Where, project: Project, origins: O
         return False
     given = next((arg.value for arg in call.args if arg.keyword in ("torch_dtype", "dtype")), None)
     values = origins.of(given, where) if given is not None else []
-    words = {
-        o.expr.value if isinstance(o.expr, ir.Const) else project.qualified(o.where.module, o.expr, o.where.scope)
-        for o in values
-        if o.expr is not None
-    }
+    words = {word for value in values for word in _dtype_words(value, project, origins)}
     return bool(words) and words <= _HALVES
+
+
+def _dtype_words(given: Origin, project: Project, origins: Origins) -> Iterator[object]:
+    """What a dtype is called: ``torch.float16``, ``"float16"``, ``getattr(torch, "float16")``."""
+    expr, where = given.expr, given.where
+    if (
+        isinstance(expr, ir.Call)
+        and isinstance(expr.func, ir.Name)
+        and expr.func.id == "getattr"
+        and len(expr.args) > 1
+    ):
+        for name in origins.of(expr.args[1].value, where):
+            yield name.expr.value if isinstance(name.expr, ir.Const) else None
+    elif expr is not None:
+        yield expr.value if isinstance(expr, ir.Const) else project.qualified(where.module, expr, where.scope)
 
 
 # AMP506
@@ -391,25 +413,33 @@ def _loads_half(call: ir.Expr | None, where: Where, project: Project, origins: O
 def born_in_bfloat16(
     rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
 ) -> Iterator[RawFinding]:
-    """A model that was trained in bfloat16, handed to a Trainer or an Accelerator that trains in float16."""
+    """A model that was trained in bfloat16, handed to a Trainer or an Accelerator that runs it in float16."""
     if "from_pretrained" not in module.words:
         return
-    for _, where, model, step in _handed_over(module, project, origins):
+    for _, where, model, step in _handed_over(module, project, origins, ("fp16", "fp16_full_eval")):
         for made in origins.of(model, where):
-            name = _loaded(made)
+            name, is_default = _loaded(made, project, origins)
             if name is not None and BORN_IN_BFLOAT16.search(name):
-                message = f"{name} was trained in bfloat16 and is trained in float16"
+                sure = Confidence.MEDIUM if is_default else Confidence.HIGH
+                message = (
+                    f"{name}{', the default,' if is_default else ''} was trained in bfloat16 and is run in float16"
+                )
                 load = RawStep(made.where.module.path, made.expr.at if made.expr else 0, "it is loaded here")
-                yield RawFinding(rule, step.path, step.at, message, Confidence.HIGH, detector.severity, (load,))
+                yield RawFinding(rule, step.path, step.at, message, sure, detector.severity, (load,))
 
 
-def _loaded(made: Origin) -> str | None:
-    """The name in ``X.from_pretrained("name")``."""
+def _loaded(made: Origin, project: Project, origins: Origins) -> tuple[str | None, bool]:
+    """The name in ``X.from_pretrained("name")``, and whether it is what an option of the command line defaults to."""
     call = made.expr
     if not isinstance(call, ir.Call) or method(call) != "from_pretrained" or not call.args:
-        return None
-    first = call.args[0].value
-    return first.value if isinstance(first, ir.Const) and isinstance(first.value, str) else None
+        return None, False
+    for origin in origins.of(call.args[0].value, made.where):
+        if isinstance(origin.expr, ir.Const) and isinstance(origin.expr.value, str):
+            return origin.expr.value, origin.assumed
+        default = default_of(origin.expr, project) if origin.expr is not None else None
+        if default is not None:
+            return default, True
+    return None, False
 
 
 # AMP805
@@ -431,7 +461,7 @@ def deepspeed(
             yield RawFinding(rule, module.path, at, message, Confidence.HIGH, detector.severity, (step,))
         for call in calls(body):
             if any(arg.keyword == "deepspeed" for arg in call.args):
-                yield from _disagreement(call, where, rule, detector, origins)
+                yield from _disagreement(call, where, rule, detector, project, origins)
 
 
 def _engines(
@@ -493,19 +523,33 @@ def _scales(call: ir.Call, where: Where, origins: Origins) -> bool:
 
 
 def _disagreement(
-    call: ir.Call, where: Where, rule: Rule, detector: Detector, origins: Origins
+    call: ir.Call, where: Where, rule: Rule, detector: Detector, project: Project, origins: Origins
 ) -> Iterator[RawFinding]:
-    """``TrainingArguments(deepspeed={"fp16": {"enabled": True}})`` without ``fp16=True``: transformers refuses that."""
+    """``TrainingArguments(deepspeed={"fp16": {"enabled": True}})`` without ``fp16=True``, or a JSON file that
+    says so: transformers refuses that.
+    """
     given = next(arg.value for arg in call.args if arg.keyword == "deepspeed")
-    configs = [o.expr for o in origins.of(given, where) if o.expr is not None]
-    if len(configs) != 1 or not is_dict(configs[0]) or any(arg.star for arg in call.args):
+    configs = [o for o in origins.of(given, where) if o.expr is not None]
+    if len(configs) != 1 or any(arg.star for arg in call.args):
         return
     for mode in ("fp16", "bf16"):
-        said = lookup(configs[0], f"{mode}.enabled")
-        asked = next((arg.value for arg in call.args if arg.keyword == mode), ir.Const(0, False))
-        if not isinstance(said, ir.Const) or not isinstance(said.value, bool) or not isinstance(asked, ir.Const):
+        said, related = _enabled(configs[0], mode, project)
+        words = (mode, f"{mode}_full_eval")
+        asked = [arg.value for arg in call.args if arg.keyword in words]
+        if said is None or not all(isinstance(value, ir.Const) for value in asked):
             continue
-        if said.value is not bool(asked.value):
-            message = f"{mode} is {said.value} in the config and {bool(asked.value)} in the arguments: a ValueError"
-            step = RawStep(where.module.path, said.at, "the config says so here")
-            yield RawFinding(rule, where.module.path, call.at, message, Confidence.HIGH, detector.severity, (step,))
+        wanted = any(isinstance(value, ir.Const) and bool(value.value) for value in asked)
+        if said is not wanted:
+            message = f"{mode} is {said} in the config and {wanted} in the arguments: a ValueError"
+            yield RawFinding(rule, where.module.path, call.at, message, Confidence.HIGH, detector.severity, related)
+
+
+def _enabled(config: Origin, mode: str, project: Project) -> tuple[bool | None, tuple[RawStep, ...]]:
+    """What a configuration, a dict or the name of a JSON file, says of a mode, and where a dict says so."""
+    path = config.where.module.path
+    if isinstance(config.expr, ir.Const) and isinstance(config.expr.value, str):
+        return in_json(project.layout.contents(config.expr.value, path), f"{mode}.enabled"), ()
+    said = lookup(config.expr, f"{mode}.enabled") if config.expr is not None and is_dict(config.expr) else None
+    if not isinstance(said, ir.Const) or not isinstance(said.value, bool):
+        return None, ()
+    return said.value, (RawStep(path, said.at, "the config says so here"),)

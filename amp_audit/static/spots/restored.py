@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from amp_audit.model import Confidence, Severity
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.static.binding.origins import Origins, Where
-from amp_audit.static.binding.project import Project
+from amp_audit.static.binding.project import Project, Scope
 from amp_audit.static.binding.signatures import SCALERS
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
@@ -16,6 +16,8 @@ from amp_audit.static.spots.devices import is_disabled
 from amp_audit.static.spots.spaces import calls, method, spaces
 
 _LOST = "the state loaded into the scaler is lost: a new one takes its place"
+_DEEPEST = 2
+"""How many methods deep a run of statements is followed."""
 _IGNORED = "a scaler that is switched off ignores the state it is given"
 
 
@@ -41,7 +43,16 @@ def _replaced(body: Sequence[ir.Stmt], where: Where, project: Project) -> Iterat
     """Where, in one run of statements, a variable gets a new scaler after the state of its old one was loaded and
     before anything else was done with that one; with the call that loaded it.
     """
-    loaded: dict[str, ir.Call] = {}
+    yield from _run(body, where, project, {}, _DEEPEST)
+    for node in body:
+        for inner in bodies(node) if not isinstance(node, (ir.Function, ir.Class)) else ():
+            yield from _replaced(inner, where, project)
+
+
+def _run(
+    body: Sequence[ir.Stmt], where: Where, project: Project, loaded: dict[str, ir.Call], deep: int
+) -> Iterator[tuple[int, ir.Call]]:
+    """One run of statements, and of those of the object's own methods that it calls; ``loaded``: what was loaded."""
     for node in body:
         if isinstance(node, (ir.Function, ir.Class)):
             continue
@@ -51,11 +62,23 @@ def _replaced(body: Sequence[ir.Stmt], where: Where, project: Project) -> Iterat
                 if target in loaded:
                     yield node.value.at, loaded.pop(target)
         for call in calls([node]):
+            own = _own_method(call, where) if deep else None
             name = dotted_text(call.func.base) if isinstance(call.func, ir.Attr) else ""
-            if method(call) == "load_state_dict" and name:
+            if own is not None:
+                inside = {key: load for key, load in loaded.items() if "." in key}
+                found = list(_run(own.body, Where(where.module, Scope(own), where.cls), project, inside, deep - 1))
+                loaded = {key: load for key, load in (loaded | inside).items() if "." not in key or key in inside}
+                yield from found if isinstance(node, ir.Evaluate) else ()
+            elif method(call) == "load_state_dict" and name and (deep == _DEEPEST or "." in name):
                 loaded[name] = call
             else:
                 for used in (name, *(dotted_text(arg.value) for arg in call.args)):
                     loaded.pop(used, None)
-        for inner in bodies(node):
-            yield from _replaced(inner, where, project)
+
+
+def _own_method(call: ir.Call, where: Where) -> ir.Function | None:
+    """The method that ``self.name()`` runs, if the class itself has it."""
+    if where.cls is None or not isinstance(call.func, ir.Attr) or not Origins.is_self(call.func.base, where):
+        return None
+    own = (node for node in where.cls.cls.body if isinstance(node, ir.Function))
+    return next((node for node in own if node.name == method(call)), None)

@@ -1,0 +1,33 @@
+"""Options of the command line: what they are where nobody says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from amp_audit.static.binding.project import Project
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import parts
+from amp_audit.static.spots.spaces import method
+
+
+def default_of(expr: ir.Expr, project: Project) -> str | None:
+    """The text that ``args.name`` is by default, where one ``add_argument("--name", default=...)`` alone says so."""
+    if not isinstance(expr, ir.Attr):
+        return None
+    found = {default for dest, default in _declared(project) if dest == expr.name}
+    return found.pop() if len(found) == 1 else None
+
+
+def _declared(project: Project) -> Iterator[tuple[str, str | None]]:
+    """The options of the parsers of a project with the texts that they default to (None: no text)."""
+    for module in project.modules.values():
+        for call in parts(module.body, into=True) if "add_argument" in module.words else ():
+            if isinstance(call, ir.Call) and method(call) == "add_argument":
+                given = {arg.keyword: arg.value for arg in call.args if arg.keyword is not None}
+                flags = [text for arg in call.args if arg.keyword is None and (text := _text(arg.value))]
+                named = next((flag for flag in flags if flag.startswith("--")), flags[0] if flags else "")
+                yield _text(given.get("dest")) or named.lstrip("-").replace("-", "_"), _text(given.get("default"))
+
+
+def _text(expr: ir.Expr | None) -> str | None:
+    return expr.value if isinstance(expr, ir.Const) and isinstance(expr.value, str) else None
