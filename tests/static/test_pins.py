@@ -67,3 +67,16 @@ def test_a_script_says_it_of_itself() -> None:
 )
 def test_the_newest_lightning(declared: str, expected: tuple[int, int] | None) -> None:
     assert newest([declared]).lightning == expected
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ("transformers==4.38.2\ntorch==2.2", (4, 38)),
+        ('dependencies = ["transformers[torch]>=4.40,<5"]', (4, 999)),
+        ("transformers>=4.40", None),
+        ("sentence-transformers==2.2\n", None),
+    ],
+)
+def test_the_newest_transformers(declared: str, expected: tuple[int, int] | None) -> None:
+    assert newest([declared]).transformers == expected

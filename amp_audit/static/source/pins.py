@@ -1,4 +1,5 @@
-"""Which torch and Lightning a program may run on, by what it says it needs: the newest releases that its pins allow.
+"""Which torch, Lightning and transformers a program may run on, by what it says it needs: the newest releases that its
+pins allow.
 
 Read are the files of a project's root in which dependencies are declared, and what a script says of itself (PEP 723).
 """
@@ -43,6 +44,7 @@ def _requirement(names: str) -> re.Pattern[str]:
 
 _TORCH = _requirement("torch|pytorch")
 _LIGHTNING = _requirement("(?:pytorch[-_])?lightning")
+_TRANSFORMERS = _requirement("transformers")
 _BOUND = re.compile(r"(?P<sign>[=<>~!^]*)\s*v?(?P<major>\d+)(?:\.(?P<minor>\d+))?(?P<patch>\.\d+)?")
 _SCRIPT = re.compile(r"^# /// script$(?P<body>(?:\n#(?: .*)?)*?)\n# ///$", re.MULTILINE)
 
@@ -55,12 +57,13 @@ class Newest:
 
     torch: Release | None = None
     lightning: Release | None = None
+    transformers: Release | None = None
 
 
 def newest(declared: Iterable[str], scripts: Iterable[str] = ()) -> Newest:
     """What the texts of dependency files and of scripts allow."""
     texts = [*declared, *(match.group("body") for script in scripts for match in _SCRIPT.finditer(script))]
-    return Newest(_bound(_TORCH, texts), _bound(_LIGHTNING, texts))
+    return Newest(_bound(_TORCH, texts), _bound(_LIGHTNING, texts), _bound(_TRANSFORMERS, texts))
 
 
 def _bound(package: re.Pattern[str], texts: Iterable[str]) -> Release | None:

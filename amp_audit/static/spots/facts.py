@@ -17,6 +17,7 @@ from amp_audit.static.spots.sites import Site
 
 _LOW_PRECISION = frozenset({"autocast", "GradScaler", "bfloat16", "float16", "half", "mixed_precision"})
 _LIGHTNING_2 = (2, 0)
+_TRANSFORMERS_5 = (5, 0)
 _SUSPENDING_ON_PURPOSE = ("contextmanager", "fixture", "hookimpl", "hookwrapper")
 
 
@@ -30,7 +31,7 @@ class Facts(Mapping[str, object]):
     ``disabled``: whether a literal turns it off. ``low_precision``: whether the module has a name of mixed precision.
     ``disables_inside``: whether a model of the project turns autocast off in its forward, in a module that trains under
     it and leaves ``backward_pass_autocast`` alone.
-    ``old_lightning``: whether the project's pins let no Lightning 2 in.
+    ``old_lightning``: whether the project's pins let no Lightning 2 in; ``old_transformers``: no transformers 5.
     ``scaler``: whether the module has a GradScaler. ``xla``: whether it imports torch_xla whatever runs.
     ``frozen``: whether a decorator reads `enabled` at import, and code that runs later changes it.
     ``device``: what the module chooses from while it runs, where nothing at the place follows that choice: accelerator
@@ -225,6 +226,7 @@ _FACTS: dict[str, Callable[[Facts], object]] = {
     "bare": lambda facts: facts.site.bare,
     "disables_inside": Facts.disables_inside,
     "old_lightning": lambda facts: (facts.project.newest.lightning or _LIGHTNING_2) < _LIGHTNING_2,
+    "old_transformers": lambda facts: (facts.project.newest.transformers or _TRANSFORMERS_5) < _TRANSFORMERS_5,
     "scaler": Facts.scaler,
     "xla": Facts.xla,
     "frozen": Facts.frozen,
