@@ -16,10 +16,13 @@ FULL = 50
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the part of a step that begins now is watched. ``deep``: operators may be run again in float32."""
+    """How the part of a step that begins now is watched. ``deep``: operators may be run again in float32; ``follow``:
+    if not that, inf and NaN are followed from operator to operator.
+    """
 
     recorded: bool
     deep: bool = False
+    follow: bool = False
 
 
 def parse_deep(text: str) -> str | int:
@@ -50,7 +53,8 @@ class Clock:
     are wanted, None for all.
 
     Deep by default are the second recorded step (the first one also sets up what the later ones reuse) and every
-    tenth, and the one after an anomaly; the first when only one step is wanted.
+    tenth, and the one after an anomaly; the first when only one step is wanted. What is inf or NaN is followed on the
+    first one, too: where no scaler skips the step, nothing is finite after it.
     """
 
     steps: int | None = None
@@ -128,7 +132,8 @@ class Clock:
             self._chosen = number
             self._count += 1
             self._dense += self._after_anomaly(number)
-        return Plan(recorded=True, deep=self._is_deep(number))
+        deep = self._is_deep(number)
+        return Plan(recorded=True, deep=deep, follow=self._count == 1 and not deep and self.deep != "none")
 
     def _is_deep(self, number: int) -> bool:
         if self.deep in ("all", "none"):

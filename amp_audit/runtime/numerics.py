@@ -57,7 +57,7 @@ class Numerics:
         self.cast_targets = frozenset(_ROUNDED)
         self._host = host
         self._scene = scene
-        self._deep = False
+        self._deep = self.follows = False
         self._casts: dict[CastKey, list[Counts]] = {}
         self._ops: dict[OpKey, list[Counts]] = {}
         self._errors: dict[OpKey, list[Counts]] = {}
@@ -97,6 +97,8 @@ class Numerics:
                 self._tell_origin()
                 self._tell_rescaled()
                 self._tell_widened()
+        elif self.follows and not self._hidden():
+            self._tell_origin()
         self._forget()
 
     def cast_counts(self) -> Mapping[CastKey, CastCounts]:
@@ -141,7 +143,10 @@ class Numerics:
             self._origins.add(item, Result(op, phase, site, item.dtype, item.numel(), sources, given, moves, factors))
             for item in results
         ]
-        if pairs:
+        if not self._deep:
+            for source, result in pairs:
+                self._count_cast(source, result, phase, site)
+        elif pairs:
             for source, result in pairs:
                 counts = self._count_cast(source, result, phase, site)
                 self._lose(result, counts[:4] if counts is not None else self._lost_by(source))
@@ -238,7 +243,7 @@ class Numerics:
 
     def gradients_ready(self, optimizer: Any) -> None:
         """Take note of the gradients while they are there; many programs clear them before the step is over."""
-        if not self._deep:
+        if not (self._deep or self.follows):
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:

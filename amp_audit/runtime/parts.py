@@ -47,8 +47,11 @@ class Observer(Part, Protocol):
     """A part that is shown operators: casts on recorded steps, every computing operator on deep ones.
 
     ``func`` is the ``OpOverload``, ``phase`` one of ``schema.PHASES``. Nothing in here may wait for the device, and
-    operators called in here are not traced.
+    operators called in here are not traced. ``follows``: on the step that begins next all operators are shown, though
+    it is not deep.
     """
+
+    follows: bool
 
     @property
     def cast_targets(self) -> frozenset[Any]:

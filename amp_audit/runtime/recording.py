@@ -133,9 +133,11 @@ class Recording:
         while _depth() and isinstance(_top(), Tracer) and not (_top() is self._tracer and self._entered):
             torch._C._pop_torch_dispatch_stack(None)
 
-    def step_begin(self, *, deep: bool) -> None:
+    def step_begin(self, *, deep: bool, follow: bool = False) -> None:
         """A part of a recorded step begins."""
-        self.book.deep = deep
+        self.book.deep = deep or follow
+        if self.book.observer is not None:
+            self.book.observer.follows = follow
         self.compiled.hidden = False
         self.book.stopwatch = Stopwatch() if deep and self.times else None
         for part in self._parts:

@@ -308,7 +308,7 @@ class Session:
         self._write_part(stepped)
         self.record = StepRecord(0, recorded=recorded, deep=deep, notes=self.record.notes)
         if self.recording.active:
-            self.recording.step_begin(deep=deep)
+            self.recording.step_begin(deep=deep, follow=self.plan.follow)
 
     def _finish_part(self) -> None:
         """Write the part of a step that is over."""
@@ -352,7 +352,7 @@ class Session:
 
     def _next_plan(self) -> Plan:
         plan = self.clock.begin()
-        return replace(plan, deep=False) if self.config.dry else plan  # nothing to run again
+        return replace(plan, deep=False, follow=False) if self.config.dry else plan  # nothing to run again
 
     def _begin_part(self) -> None:
         self._handlers.attend()  # those that were set before another thread began the session
@@ -361,14 +361,14 @@ class Session:
         if not self.plan.recorded:
             self.recording.stop()
         elif self.recording.active:
-            self.recording.step_begin(deep=self.plan.deep)
+            self.recording.step_begin(deep=self.plan.deep, follow=self.plan.follow)
         else:
             self._start_recording()
 
     def _start_recording(self) -> None:
         with self._guard("recording"):
             self.recording.start()
-            self.recording.step_begin(deep=self.plan.deep)
+            self.recording.step_begin(deep=self.plan.deep, follow=self.plan.follow)
 
     # The end
 

@@ -1,6 +1,6 @@
 """A loss or a gradient that is inf or NaN although no operator was seen to make it: AMP512 of steps that are not deep.
 
-Where an inf or a NaN began is known of deep steps only. Of the others this tells which step, and as far as what modules
+Where an inf or a NaN began is known of the first step and of deep ones. Of the others this tells which step, and as far as what modules
 returned was counted, which module.
 """
 
@@ -56,7 +56,9 @@ _LEFT = "no operator of that step made it: it is what the optimizer's step befor
 def _why(record: StepRecord) -> str:
     if record.deep:
         return "which operator made it could not be followed"
-    return "which operator made it is known of deep steps only, and the first of these was none: --deep all names it"
+    return (
+        "operators are followed on deep steps and the first one, and the first of these was none: --deep all names it"
+    )
 
 
 def _weight(trace: Trace) -> tuple[int, str] | None:

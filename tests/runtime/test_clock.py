@@ -162,3 +162,10 @@ def test_samples_are_parsed() -> None:
     for text in ("0", "-1", "some", "", "1.5", "²"):
         with pytest.raises(ValueError, match="sample must be"):
             parse_sample(text)
+
+
+def test_only_the_first_recorded_step_is_followed() -> None:
+    assert [number for number, plan in plans(Clock(20), 20).items() if plan.follow] == [1]
+    assert [number for number, plan in plans(Clock(None, sample=7), 30).items() if plan.follow] == [1]
+    for deep in ("none", "all", 1):
+        assert not any(plan.follow for plan in plans(Clock(20, deep=deep), 20).values())

@@ -260,6 +260,30 @@ def test_what_came_in_bad_has_no_operator(tmp_path: Path) -> None:
     assert found.op is None
 
 
+def test_the_first_step_is_followed_though_it_is_not_deep(tmp_path: Path) -> None:
+    """Without a scaler all is NaN after it, and no later step could tell where that began."""
+
+    def run() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                h = model[0](torch.randn(4, 8))
+                loss = model[1]((h - h).sqrt()).float().square().mean()  # its backward divides by zero
+            loss.backward()
+            optimizer.step()
+
+    trace = recorded(run, tmp_path)
+    assert [step.deep for step in trace.steps if not step.open] == [False, True, True]
+    first, *later = numbers(trace, "nonfinite")
+    assert (first.op, first.phase) == ("aten.div.Tensor", "backward")
+    assert all(one.op is None for one in later)
+    assert not [number for number in trace.steps[0].numbers if number.name in ("underflow", "rounding", "gradient")]
+    none = recorded(run, tmp_path / "none", deep="none")
+    assert numbers(none, "nonfinite") == []
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_weight_that_holds_inf_is_told_and_no_operator_is_blamed(autocast: bool, tmp_path: Path) -> None:
     """inf times weights of both signs makes NaN, out of what the latest step of the optimizer has left."""
