@@ -1,7 +1,7 @@
 """A loss or a gradient that is inf or NaN although no operator was seen to make it: AMP512 of steps that are not deep.
 
-Where an inf or a NaN began is known of the first step and of deep ones. Of the others this tells which step, and as far as what modules
-returned was counted, which module.
+Where an inf or a NaN began is known of the first step and of deep ones. Of the others this tells which step, and as far
+as what modules returned was counted, which module.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from amp_audit.events import Kind
 from amp_audit.model import Confidence, Finding, Location, Subject
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.trace.measures import Measure, finding, measured, nonfinite_origin, numbers
@@ -39,21 +40,20 @@ def nonfinite_step(trace: Trace, rule: Rule, detector: Detector) -> Iterator[Fin
     many = f"{len(bad)} steps, first in step {bad[0]}" if len(bad) > 1 else f"step {bad[0]}"
     what = "the loss is inf or NaN" if broken.forward else "gradients are inf or NaN where the loss is finite"
     known, module = _forward(record) if broken.forward else (_backward(record), None)
-    weight = _weight(trace)
-    known += f"; {weight[1]} held some when step {weight[0]} began" if weight else ""
+    held = _held(trace)
+    if held is not None:
+        known += f"; {held[1] or 'what came in from outside (data, another rank)'} held some when step {held[0]} began"
     place = (_line(record, module) if module is not None else None) or broken.place
     found = finding(
         rule, f"{what}, in {many}{known}", place, [measured("nonfinite_steps", len(bad), what, steps=bad, at=place)]
     )
-    left = weight is not None and weight[0] == record.step
-    found = replace(found, confidence=Confidence.MEDIUM, note=_LEFT if left else _why(record))
+    found = replace(found, confidence=Confidence.MEDIUM, note=_why(record, held))
     yield found if place is not None else replace(found, subject=Subject("run", "run"))
 
 
-_LEFT = "no operator of that step made it: it is what the optimizer's step before has left in the weights"
-
-
-def _why(record: StepRecord) -> str:
+def _why(record: StepRecord, held: tuple[int, str | None] | None) -> str:
+    if held is not None and held[0] == record.step:
+        return f"no operator made it{': it is what the optimizer has left in the step before' if held[1] else ''}"
     if record.deep:
         return "which operator made it could not be followed"
     return (
@@ -61,15 +61,19 @@ def _why(record: StepRecord) -> str:
     )
 
 
-def _weight(trace: Trace) -> tuple[int, str] | None:
-    """The first deep step that found inf or NaN in a parameter, and the parameter."""
+def _held(trace: Trace) -> tuple[int, str | None] | None:
+    """The first step in which inf or NaN was followed to where no operator made it, and the parameter if it is one."""
     found = ((step, number.subject) for step, number in numbers(trace, "nonfinite") if number.op is None)
-    return next(((step, name) for step, name in found if name), None)
+    return next(found, None)
 
 
 def _first(trace: Trace) -> _Break | None:
-    """Under a scaler gradients overflow while it looks for its scale; a loss that does is wrong with it, too."""
+    """Under a scaler gradients overflow while it looks for its scale; a loss that does is wrong with it, too, unless
+    scaled gradients are a part of it.
+    """
     for record in trace.steps:
+        if _is_search(record):
+            continue
         losses = [number for number in record.numbers if number.name == "loss"]
         gone = next((number for number in losses if _is_gone(number, "value")), None)
         if gone is not None:
@@ -79,6 +83,14 @@ def _first(trace: Trace) -> _Break | None:
         if losses and not scaled and any(_is_gone(number, "norm") for number in norms):
             return _Break(record, False, where(losses[0].place) if losses[0].place else None)
     return None
+
+
+def _is_search(record: StepRecord) -> bool:
+    """Whether what broke may be no more than gradients with too large a loss scale in them: a gradient penalty's."""
+    scaled = any(number.name == "scale" for number in record.numbers)
+    known = any(number.name == "nonfinite" and number.op is not None for number in record.numbers)
+    penalty = any(row.kind == Kind.AUTOGRAD_GRAD.value and row.scaled is not False for row in record.events)
+    return scaled and (known or penalty)
 
 
 def _is_gone(number: Number, key: str) -> bool:

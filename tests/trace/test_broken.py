@@ -6,7 +6,7 @@ import pytest
 
 from amp_audit.model import Confidence, Finding, Severity
 from amp_audit.trace import judge
-from amp_audit.trace.schema import Number, OpRow, Place, StepRecord
+from amp_audit.trace.schema import EventRow, Number, OpRow, Place, StepRecord
 from tests.trace.test_judge import BOOK, PATH, at, trace
 
 
@@ -32,6 +32,7 @@ def step(*numbers: Number, ops: tuple[OpRow, ...] = (), deep: bool = False) -> S
     return StepRecord(0, recorded=True, deep=deep, numbers=list(numbers), ops=list(ops))
 
 
+SCALED = Number("scale", values={"before": 65536.0, "after": 32768.0, "skipped": 1})
 SOUND = step(loss(1.0), spread("enc", 0), spread("dec", 0), norm(2.0))
 BROKEN = step(loss(None), spread("enc", 0), spread("dec", 4), spread("", 4), norm(None), ops=(row("dec", 5),))
 
@@ -69,14 +70,24 @@ def test_a_gradient_breaks_where_the_loss_is_sound() -> None:
 @pytest.mark.parametrize(
     "numbers",
     [
-        (loss(1.0), norm(None), Number("scale", values={"before": 65536.0, "after": 32768.0, "skipped": 1})),
+        (loss(1.0), norm(None), SCALED),
         (loss(1.0), norm(1.0), spread("scores", 8)),
         (Number("loss", at(9)), norm(1.0)),
+        (loss(None), SCALED, Number("nonfinite", at(4), None, "aten.mm", "backward", "float16", {"inf": 3, "nan": 0})),
     ],
-    ids=["a scaler looks for its scale", "a mask of -inf", "not known with the scale in it"],
+    ids=["a scaler looks for its scale", "a mask of -inf", "not known with the scale in it", "a penalty of scaled"],
 )
 def test_what_is_no_break(numbers: tuple[Number, ...]) -> None:
     assert broken(SOUND, step(*numbers), SOUND) == []
+
+
+@pytest.mark.parametrize(("scaled", "count"), [(True, 0), (None, 0), (False, 1)])
+def test_a_penalty_of_scaled_gradients_breaks_the_loss_while_the_scaler_searches(
+    scaled: bool | None, count: int
+) -> None:
+    record = step(loss(None), SCALED)
+    record.events.append(EventRow("autograd_grad", at(5), scaled=scaled))
+    assert len(broken(SOUND, record)) == count
 
 
 def test_a_known_operator_says_it_better() -> None:
@@ -93,4 +104,11 @@ def test_a_weight_that_held_some_is_named() -> None:
     leaf = Number("nonfinite", None, "enc.weight", None, "other", "float16", {"inf": 5, "nan": 0, "elements": 64})
     (finding,) = broken(SOUND, step(loss(None), leaf, deep=True))
     assert finding.message.endswith("in step 2; enc.weight held some when step 2 began")
-    assert "the optimizer's step before" in finding.note
+    assert finding.note == "no operator made it: it is what the optimizer has left in the step before"
+
+
+def test_what_came_in_with_the_data_is_said() -> None:
+    leaf = Number("nonfinite", None, None, None, "other", "float32", {"inf": 0, "nan": 1, "elements": 64})
+    (finding,) = broken(SOUND, step(loss(None), leaf, deep=True))
+    assert finding.message.endswith("; what came in from outside (data, another rank) held some when step 2 began")
+    assert finding.note == "no operator made it"
