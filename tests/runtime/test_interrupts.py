@@ -137,7 +137,7 @@ for _ in range(100000):
     ("raising", "code", "said"),
     [
         ("sys.exit(85)", 85, b""),
-        ("raise TimeoutError('preempted')", 1, b"TimeoutError: preempted\n"),
+        ("raise RuntimeError('preempted')", 1, b"RuntimeError: preempted\n"),
         ("raise KeyError('preempted')", 1, b"KeyError: 'preempted'\n"),
     ],
 )
