@@ -263,3 +263,13 @@ def test_a_deepspeed_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_wrapper_of_mmengine_that_code_makes(tmp_path: Path, given: str, marked: list[int]) -> None:
     source = f"from mmengine.optim import AmpOptimWrapper\nw = AmpOptimWrapper(optimizer=optimizer, {given})\n"
     assert lines(tmp_path, "AMP806", source) == marked
+
+
+def test_pins_in_a_file_that_the_requirements_include(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("-r requirements/base.txt\n-r ../outside.txt\n", encoding="utf-8")
+    (tmp_path / "requirements").mkdir()
+    source = "import pytorch_lightning as pl\n\npl.Trainer(precision=16)\n"
+    assert lines(tmp_path, "AMP804", source) == [3]
+    base = tmp_path / "requirements" / "base.txt"
+    base.write_text("-r ../requirements.txt\npytorch-lightning >1.7.0, <2.0.0  # strict\n", encoding="utf-8")
+    assert lines(tmp_path, "AMP804", source) == []

@@ -46,6 +46,7 @@ _TORCH = _requirement("torch|pytorch")
 _LIGHTNING = _requirement("(?:pytorch[-_])?lightning")
 _TRANSFORMERS = _requirement("transformers")
 _BOUND = re.compile(r"(?P<sign>[=<>~!^]*)\s*v?(?P<major>\d+)(?:\.(?P<minor>\d+))?(?P<patch>\.\d+)?")
+_INCLUDED = re.compile(r"^[ \t]*(?:-r|--requirement)[ \t=]*(?P<path>[^\s#]+)", re.MULTILINE)
 _SCRIPT = re.compile(r"^# /// script$(?P<body>(?:\n#(?: .*)?)*?)\n# ///$", re.MULTILINE)
 
 
@@ -58,6 +59,11 @@ class Newest:
     torch: Release | None = None
     lightning: Release | None = None
     transformers: Release | None = None
+
+
+def included(data: bytes) -> list[str]:
+    """The files that a requirements file includes, as it names them: from its own folder."""
+    return [match.group("path") for match in _INCLUDED.finditer(data.decode(errors="replace"))]
 
 
 def newest(declared: Iterable[str], scripts: Iterable[str] = ()) -> Newest:

@@ -26,6 +26,9 @@ from amp_audit.static.source.sources import STDIN, Unreadable, read_bytes
 CONTEXT_LIMIT = 3_000_000
 """Bytes of context that are read beside the files that matter themselves; what a project of its own imports is less."""
 
+_MOST_DECLARING = 50
+"""So many files that declare dependencies are read."""
+
 _AUTOCAST = re.compile(rb"autocast\b")
 _BUILDS = re.compile(rb"\boptim\b|Optimizer\b")
 _MODEL = re.compile(rb"def[ \t]+forward\b")
@@ -146,12 +149,18 @@ class _Selector:
         )
 
     def _declared(self) -> dict[str, bytes]:
-        """The files of the root that declare dependencies."""
-        found = {}
-        for path in (os.path.join(self.root, name) for name in pins.FILES):
-            if self.layout.is_file(path):
+        """The files of the root that declare dependencies, and those below it that they include."""
+        found: dict[str, bytes] = {}
+        waiting = [os.path.join(self.root, name) for name in pins.FILES]
+        while waiting and len(found) < _MOST_DECLARING:
+            path = waiting.pop()
+            if path not in found and self.layout.is_file(path):
                 with contextlib.suppress(Unreadable):
                     found[path] = read_bytes(path)
+                    near = (
+                        os.path.normpath(os.path.join(path, os.pardir, name)) for name in pins.included(found[path])
+                    )
+                    waiting += [each for each in near if each.startswith(self.root.rstrip(os.sep) + os.sep)]
         return found
 
     def _around(self, given: Sequence[str], alive: Sequence[str]) -> list[str]:
