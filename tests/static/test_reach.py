@@ -127,6 +127,41 @@ def test_names_that_are_others_reach_nothing() -> None:
     assert hazardous(read, "T.fit")
 
 
+def test_a_rank_can_leave_alone_only_where_models_are_replicated() -> None:
+    source = """
+    import math
+    from torch.nn.parallel import DistributedDataParallel as Replicated
+    def skips(model, loader):
+        for x in loader:
+            loss = model(x)
+            if math.isnan(loss):
+                continue
+            loss.backward()
+    def replicates(model, loader):
+        skips(Replicated(model), loader)
+    """
+    read = project(main=source)
+    assert not hazardous(read, "skips")
+    assert hazardous(read, "replicates")
+
+
+def test_entries_are_asked_together_which_files_they_go_through() -> None:
+    source = """
+    from train import train
+    def entry(m, o, d):
+        train(m, o, d)
+    def other(m, o, d):
+        m.step()
+    """
+    read = project(main=source, train=TRAINING)
+    module = read.modules["/project/main.py"]
+    starts = [(module, None, None), *((module, function, None) for function, _ in definitions(module.body))]
+    reach = Reach(read, Heat(read.modules.values()), BOOK)
+    assert reach.through(starts, {"/project/train.py"}) == [False, True, False]
+    assert reach.through(starts, {"/project/main.py"}) == [True, True, True]
+    assert reach.through(starts, {"/project/elsewhere.py"}) == [False, False, False]
+
+
 def test_plain_training_matters_for_the_order_of_its_steps_alone() -> None:
     source = """
     def loss_only(model, x):

@@ -21,6 +21,7 @@ from amp_audit.static.walking.values import (
     among,
     indexed,
     is_gradient,
+    is_there,
     is_volatile,
     key_of,
     short,
@@ -227,7 +228,7 @@ def _none_test(value: Value, negated: bool) -> Value:
         return Literal.of((value.value is None) is not negated)
     if isinstance(value, Symbol):
         return Condition(f"{value.key} is None", negated, value.volatile)
-    if isinstance(value, (Condition, Method)):
+    if isinstance(value, (Condition, Method)) or (isinstance(value, External) and not is_there(value)):
         return Condition(f"{key_of(value)} is None", negated, is_volatile(value))
     return Literal.of(negated)
 
@@ -235,7 +236,7 @@ def _none_test(value: Value, negated: bool) -> Value:
 def equality(left: Value, right: Value) -> Value:
     if isinstance(left, Literal) and isinstance(right, Literal):
         return Literal.of(left.value == right.value)
-    if isinstance(left, External) and isinstance(right, External):
+    if isinstance(left, External) and isinstance(right, External) and is_there(left) and is_there(right):
         return Literal.of(left == right)
     if isinstance(left, Literal):
         left, right = right, left

@@ -12,10 +12,13 @@ from typing import TypeAlias
 from amp_audit.records import record
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
+from amp_audit.static.source.layout import INSTALLED
 
 Owners: TypeAlias = frozenset[Hashable]
 _LONG = 240
 _ROUND = re.compile(r"~(\d+):\(")
+_SETTINGS = ("torch.backends.", "torch.version.", "torch.__version__")
+_CLASS = re.compile(r".*\.[A-Z]\w*[a-z]\w*")
 MOST_KEPT = 1 << 16
 """Answers of a function that are kept: a project asks for the same few thousand by the hundred thousand."""
 
@@ -253,6 +256,16 @@ Value: TypeAlias = (
 def is_gradient(value: Value) -> bool:
     """Whether it is ``p.grad``, or a gradient whose owner is not known."""
     return value is GRADIENT or (isinstance(value, Method) and value.name == "grad")
+
+
+def is_there(external: External) -> bool:
+    """Whether something of a library is a module, class, function or dtype; else it may be a setting: of a
+    configuration that was not found (``FLAGS.fp16``), or of torch itself (``torch.version.hip``).
+    """
+    top, dot, _ = external.dotted.partition(".")
+    if external.dotted.startswith(_SETTINGS):
+        return False
+    return not dot or top in INSTALLED or top == "builtins" or _CLASS.fullmatch(external.dotted) is not None
 
 
 def inside(value: Value) -> Iterator[Value]:

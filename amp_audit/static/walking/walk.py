@@ -188,7 +188,10 @@ class Walker(Caller):
         function = world.frame.function
         quiet = function is not None and (self.heat.calm(function) or not self.heat.function(function))
         calm = quiet and not self.heat.tells(statement)
-        if calm or not (self.heat.forks((*statement.body, *statement.orelse)) or world.deciding.chosen_by(statement)):
+        cold = calm or not (
+            self.heat.forks((*statement.body, *statement.orelse)) or world.deciding.chosen_by(statement)
+        )
+        if cold and not _refuses(statement):
             self._cold_if(statement, world, flow)
             return
         self.unsteady = False
@@ -485,6 +488,11 @@ def _settings_updated(statement: ir.Assign) -> list[str]:
         for item in (target.items if isinstance(target, ir.Sequence) else (target,))
     )
     return [item.id for item in targets if isinstance(item, ir.Name) and item.id in handed] if handed else []
+
+
+def _refuses(statement: ir.If) -> bool:
+    """Whether it does nothing but end in an error, so that its condition does not hold in what follows."""
+    return bool(statement.body) and isinstance(statement.body[-1], ir.Raise) and not statement.orelse
 
 
 def _trained(world: World) -> bool:

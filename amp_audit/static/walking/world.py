@@ -37,6 +37,7 @@ from amp_audit.static.walking.values import (
     Table,
     Tensor,
     Value,
+    is_there,
     key_of,
     options,
     rounds_of,
@@ -62,7 +63,6 @@ _ALWAYS_TRUE = (
     Func,
     ClassRef,
     ModuleRef,
-    External,
     StateDict,
     Parameters,
 )
@@ -324,6 +324,8 @@ def truth_of(value: Value) -> bool | Condition:
         return bool(value.items)
     if isinstance(value, Table) and not value.open:
         return bool(value.items)
+    if isinstance(value, External):
+        return is_there(value) or Condition(value.dotted)
     if isinstance(value, Symbol):
         return Condition(value.key, volatile=value.volatile)
     return Condition(short(f"truth of {key_of(value)}"), volatile=True)
