@@ -609,3 +609,40 @@ for x in [1, 2]:
 """
     assert ids(source) == set()
     assert ids(source.replace("    if FLAGS.half:", "    if FLAGS.accelerated:")) >= {"AMP204"}
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        ('args.precision.startswith("16")', set()),
+        ('"mixed" in args.precision.lower().split("-")', set()),
+        ("args.schedule.advance()", {"AMP202"}),
+    ],
+)
+def test_methods_of_texts_give_the_same_whenever_they_are_called(test: str, expected: set[str]) -> None:
+    source = f"""
+import torch
+from torch import nn
+from options import load
+args = load()
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda") if {test} else None
+for x in [1, 2]:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", enabled=scaler is not None):
+        loss = model(x).mean()
+    if scaler is not None:
+        scaler.scale(loss).backward()
+    else:
+        loss.backward()
+    if {test}:
+        scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if scaler is not None:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+"""
+    assert ids(source) & {"AMP202"} == expected

@@ -47,6 +47,22 @@ if TYPE_CHECKING:
 NO_GRAD_NAMES = frozenset({"torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad"})
 _LOSS = re.compile(r"loss|criterion|(^|_)crit(_|$)", re.IGNORECASE)
 _LOSS_OF_TORCH = re.compile(r"^torch\.nn\.\w*Loss\(")
+_OF_TEXTS = frozenset(
+    {
+        "startswith",
+        "endswith",
+        "lower",
+        "upper",
+        "casefold",
+        "strip",
+        "lstrip",
+        "rstrip",
+        "removeprefix",
+        "removesuffix",
+    }
+    | {"split", "rsplit", "partition", "rpartition", "replace", "isdigit", "title", "capitalize"}
+)
+"""Methods of texts, which give the same whenever they are called."""
 _MAKER = re.compile(
     r"^((create|build|make|get|init|define|load|new)_?\w*(model|net|network|encoder|decoder|generator|discriminator)s?"
     r"|(create|build|make|init|define|new)_?\w*(optim|optimizer|scheduler|scaler)s?"
@@ -170,6 +186,8 @@ class Contexts(Ducks):
             return Symbol(of_round(key, world.stamp))  # other ones in each round, which stay the same within it
         if isinstance(callee, (External, Func)) or volatile or not isinstance(callee, Symbol):
             return Symbol(key, "", volatile)
+        if last_word(node.func) in _OF_TEXTS:
+            return Symbol(key, "", callee.volatile)
         return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))
 
     def _as_model(self, value: Value, world: World) -> Instance | None:
