@@ -314,7 +314,7 @@ class Models(Operations):
             self.pending = {one: None for one in self.pending if not self.inside(one.cast.of, base.id)}
         if not isinstance(base, Opaque):
             return base
-        fitted = target.borrowed
+        fitted = target.borrowed or self.fitting > 0
         return Opaque(base.id, base.text, dtypes=target.dtypes, origin="cast", assumed=target.assumed, fitted=fitted)
 
     def _cast_buffers(self, model: Hashable, target: DType, at: int) -> None:

@@ -89,6 +89,7 @@ class Operations(abc.ABC):
         self.sites: list[Place | None] = []
         self.loops: list[Loop] = []
         self.guards = 0  # conditions that are not known, around what is run
+        self.fitting = 0  # those of them by which something has a certain dtype
         self.weights: list[Dtypes] = []
         self.casts: dict[Hashable, frozenset[Cast]] = {}
         self.heap: dict[Hashable, dict[str, Value]] = {}
@@ -478,7 +479,7 @@ class Operations(abc.ABC):
             base.counted,
             base.table and not target.borrowed,
             widening.spent(base.widened) if base.dtypes == target.dtypes == FLOAT32 else frozenset(),
-            fitted,
+            fitted or (low and self.fitting > 0),
         )
         self._use("to", result, numbers, [base], at)
         return result

@@ -344,6 +344,7 @@ def _joined(one: Tensor, two: Tensor) -> Tensor:
         one.counted or two.counted,
         one.table and two.table,
         one.widened | two.widened,
+        one.fitted or two.fitted,
     )
 
 

@@ -74,6 +74,7 @@ _PASSING = (
     "sites",
     "loops",
     "guards",
+    "fitting",
     "fuel",
 )
 """What belongs to one entry."""
@@ -128,7 +129,7 @@ class Walk(Calls):
         """Run something outside of what is going on, and come back."""
         kept = {name: getattr(self, name) for name in _PASSING}
         self.frames, self.entries, self.weights, self.pending, self.muted = [], [], [], {}, 0
-        self.active, self.sites, self.loops, self.guards = [], [], [], 0
+        self.active, self.sites, self.loops, self.guards, self.fitting = [], [], [], 0, 0
         try:
             yield
         finally:
@@ -260,7 +261,8 @@ class Walk(Calls):
         if self._is_on_device(self.eval(node.test), node.test):
             self.synchronised(NOTHING, node.test.at)
         low_arm = _precision_arm(node.test)
-        return self._fork([(node.body, low_arm in (None, "yes")), (node.orelse, low_arm in (None, "no"))])
+        asked = (node.body,) if _asks_for_dtype(node.test) else ()
+        return self._fork([(node.body, low_arm in (None, "yes")), (node.orelse, low_arm in (None, "no"))], asked)
 
     def _is_on_device(self, value: Value, test: ir.Expr) -> bool:
         """Whether a condition is a tensor computed from what a model gave, so that its truth has to be waited for."""
@@ -269,9 +271,10 @@ class Walk(Calls):
         held = (self.eval(part) for part in walk(test) if isinstance(part, ir.Name))
         return any(isinstance(one, Tensor) and (one.low or one.dtypes == FLOAT32) and one.last != "" for one in held)
 
-    def _fork(self, arms: Sequence[tuple[Sequence[ir.Stmt], bool]]) -> bool:
+    def _fork(self, arms: Sequence[tuple[Sequence[ir.Stmt], bool]], asked: Sequence[Sequence[ir.Stmt]] = ()) -> bool:
         """Run each arm from here; go on with what those that do not end have in common. Arms that are run in another
-        precision only are walked without being judged, and go on only where no other does.
+        precision only are walked without being judged, and go on only where no other does. ``asked`` are those that run
+        where something has a dtype that the test names.
         """
         start, casts = dict(self.frame.env), dict(self.casts)
         ends: list[tuple[dict[str, Value], dict[Hashable, frozenset[Cast]], bool]] = []
@@ -279,9 +282,12 @@ class Walk(Calls):
             self.frame.env.clear()
             self.frame.env.update(start)
             self.casts = dict(casts)
+            fits = any(body is one for one in asked)
             self.muted += not judged
             self.guards += 1
+            self.fitting += fits
             ended = self.block(body)
+            self.fitting -= fits
             self.guards -= 1
             self.muted -= not judged
             if not ended:
@@ -410,6 +416,13 @@ def _doubt_chosen(env: dict[str, Value], others: Sequence[Mapping[str, Value]]) 
     for name, value in env.items():
         if isinstance(value, DType) and any(other.get(name) != value for other in others):
             env[name] = replace(value, assumed=True)
+
+
+def _asks_for_dtype(test: ir.Expr) -> bool:
+    """``layer.weight.dtype == torch.bfloat16``."""
+    if not isinstance(test, ir.Compare) or len(test.rest) != 1 or test.rest[0][0] not in ("==", "is"):
+        return False
+    return isinstance(test.left, ir.Attr) and test.left.name == "dtype"
 
 
 def _precision_arm(test: ir.Expr) -> str | None:

@@ -236,3 +236,27 @@ def test_what_trains_by_itself_is_not_loaded_by_another_program(tmp_path: Path, 
     modules = [lower(str(tmp_path / name), textwrap.dedent(source)) for name, source in sources.items()]
     rules = [finding.rule.id for finding in dtypes.find(Project(modules, tmp_path), book())]
     assert rules == (["AMP501"] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("test", "mark"), [("self.fc.weight.dtype == torch.float16", ""), ("self.fc.training is None", "  # AMP404")]
+)
+def test_a_cast_under_a_test_of_the_dtype_fits_what_it_is_made_for(test: str, mark: str) -> None:
+    check(
+        train=TRAIN,
+        model=f"""
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.fc, self.inner = nn.Linear(8, 8), inner
+            self.inner.train()
+
+        def forward(self, x, mask):
+            if {test}:
+                return self.inner(x.to(torch.float16)).sum(){mark}
+            return self.inner(x).sum()
+    """,
+    )
