@@ -84,6 +84,12 @@ Trainer(model, torch.optim.Adam(model.parameters())).fit(torch.ones(3, 2, 4))
     assert (found.rule, found.location.line if found.location else 0) == ("AMP201", 13)
 
 
+def test_where_a_program_starts_is_read_with_what_it_brings_together(tmp_path: Path) -> None:
+    start = "from lib import make\nif __name__ == '__main__':\n    make()\n"
+    paths = lay(tmp_path, lib=AMP, start=start, other=start.replace("lib", "plain"), plain="def make(): pass")
+    assert chosen(tmp_path, paths) == ({"lib.py", "start.py"}, set(), 2)
+
+
 def test_what_lies_beside_the_project_is_none_of_it(tmp_path: Path) -> None:
     lay(tmp_path, other__init=AMP, pkg__init="", pkg__above="x = 1")
     paths = lay(tmp_path, pkg__sub__init="", pkg__sub__train=AMP + "import other\nfrom pkg import above\n")

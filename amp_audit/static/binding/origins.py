@@ -369,9 +369,12 @@ class Origins:
         return self._kind_of_field(expr, where) if isinstance(expr, ir.Attr) else None
 
     def _kind_of_field(self, expr: ir.Attr, where: Where) -> str | None:
-        """What the class of an object says of an attribute: that of a parameter by its annotation."""
+        """What the class of an object says of an attribute: that of a parameter by its annotation. A whole number may
+        be set to a truth value there, and the other way round: it is some flag.
+        """
         kinds = {self._stated(self._class_of(origin), expr.name) for origin in self.of(expr.base, where)}
-        return kinds.pop() if len(kinds) == 1 else None
+        kind = kinds.pop() if len(kinds) == 1 else None
+        return "flag" if kind in ("bool", "int") else kind
 
     def _class_of(self, origin: Origin) -> ClassRef | None:
         """The class of the project that a value is an instance of."""

@@ -272,5 +272,6 @@ def params_in(value: Value) -> Params | None:
         )
         found = [one for one in map(params_in, inner) if one is not None]
         if found:
-            return Params(frozenset().union(*(one.of for one in found)), any(one.partly for one in found))
+            partly, fresh = any(one.partly for one in found), all(one.fresh for one in found)
+            return Params(frozenset().union(*(one.of for one in found)), partly, fresh)
     return None

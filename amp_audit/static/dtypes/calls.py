@@ -11,6 +11,7 @@ from amp_audit.static.binding import project
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.arguments import Named, dtype_of
 from amp_audit.static.dtypes.evaluate import OPTIONS, Evaluation, Frame, has_decorator, region_of
+from amp_audit.static.dtypes.freezing import tests_of
 from amp_audit.static.dtypes.models import GATHER
 from amp_audit.static.dtypes.record import Cast
 from amp_audit.static.dtypes.values import (
@@ -213,7 +214,9 @@ class Calls(Evaluation):
             return Many(Items(tuple(map(element, args))))
         if name == "filter":
             given = args[1] if len(args) > 1 else NOTHING
-            return replace(given, partly=True) if isinstance(given, Params) else given
+            if not isinstance(given, Params):
+                return given
+            return replace(given, partly=self.freezing.leaves_out(given, tests_of(first)))
         if name == "range":
             return Many(NUMBER)
         if name == "next":
@@ -342,7 +345,8 @@ class Calls(Evaluation):
         place = (func.module.path, function.at)
         outer: Mapping[str, Value] = func.env if func.env is not None else {}
         setup = function.name in ("__init__", "setup", "__post_init__")
-        frame = Frame(func.module, env, outer, func.cls, func.bound, setup, self.guards)
+        given = frozenset(param.name for param in function.params) if at else frozenset[str]()
+        frame = Frame(func.module, env, outer, func.cls, func.bound, setup, self.guards, given)
         self.sites.append((self.path, at) if at else None)
         self.active.append(place)
         path, self.path = self.path, func.module.path

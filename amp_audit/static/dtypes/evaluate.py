@@ -13,6 +13,7 @@ from amp_audit.records import replace
 from amp_audit.static.binding import project
 from amp_audit.static.binding.fields import Fields
 from amp_audit.static.dtypes.arguments import Named, computed, dtype_of, info_attribute, torch_dtype
+from amp_audit.static.dtypes.freezing import Freezing
 from amp_audit.static.dtypes.models import Models
 from amp_audit.static.dtypes.values import (
     ANY,
@@ -71,7 +72,7 @@ _TENSOR_WORDS = ("shape", "ndim", "nbytes", "itemsize")
 @dataclass(slots=True)
 class Frame:
     """One call in progress. ``outer`` are the names of the functions around; ``setup``: an object is made; ``guards``:
-    the unknown conditions around the call.
+    the unknown conditions around the call; ``given``: the parameters, where other code calls it.
     """
 
     module: ir.Module
@@ -81,6 +82,7 @@ class Frame:
     bound: Value | None = None
     setup: bool = False
     guards: int = 0
+    given: frozenset[str] = frozenset()
     returns: list[Value] = field(default_factory=list)
     yields: list[Value] = field(default_factory=list)
 
@@ -92,6 +94,7 @@ class Evaluation(Models):
         super().__init__()
         self.project = code
         self.fields = Fields(code)
+        self.freezing = Freezing(code)
         self.frames: list[Frame] = []
         self.modules: dict[str, dict[str, Value]] = {}
         self._methods_of: dict[project.ClassRef, dict[str, tuple[project.ClassRef, ir.Function]]] = {}
@@ -444,10 +447,10 @@ class Evaluation(Models):
 
     def _eval_comprehension(self, node: ir.Comprehension) -> Value:
         kept = dict(self.frame.env)
-        conditions = 0
+        conditions: list[ir.Expr] = []
         for target, iterable, tests in node.loops:
             self.bind(target, self._iterated(iterable), node.at)
-            conditions += len(tests)
+            conditions += tests
             for test in tests:
                 self.eval(test)
         value = self.eval(node.element)
@@ -456,7 +459,7 @@ class Evaluation(Models):
         self.frame.env.clear()
         self.frame.env.update(kept)
         if isinstance(value, Params):
-            return replace(value, partly=value.partly or conditions > 0)
+            return replace(value, partly=self.freezing.leaves_out(value, conditions))
         return NOTHING if node.kind == "dict" else Many(value)
 
     def _cast_entries(self, node: ir.Comprehension, value: Value) -> None:
@@ -507,7 +510,13 @@ class Evaluation(Models):
             return self._called_truth(node)
         if isinstance(node, ir.Const):
             return bool(node.value)
-        return None
+        return self._given_truth(node) if isinstance(node, ir.Name) else None
+
+    def _given_truth(self, node: ir.Name) -> bool | None:
+        """The truth of a flag that this call of the function is given; one that a program sets may be set otherwise."""
+        value = self.frame.env.get(node.id) if node.id in self.frame.given else None
+        told = isinstance(value, Const) and isinstance(value.value, bool) and not value.assumed
+        return bool(value.value) if isinstance(value, Const) and told else None
 
     def _compared(self, op: str, left: Value, right: Value) -> bool | None:
         negated = op in ("!=", "is not", "not in")

@@ -112,6 +112,8 @@ _HALF_PROOF = re.compile(r"t5|t0|ul2", re.IGNORECASE)
 """Those whose loader keeps the overflowing weights in float32, which autocast undoes."""
 _VECTORS = surface.REDUCTIONS | surface.LOSSES
 """Ops that give a vector where they do not give a number."""
+_TRAINED_WHOLE = ("torch.", "torchvision.", "timm.")
+"""Libraries whose models have all their parameters trained as they come."""
 GATHER = "gather"
 """What DataParallel does last: the numbers of its devices become a vector."""
 _AVERAGES = {
@@ -214,7 +216,7 @@ class Models(Operations):
 
     def _scaled(self, loss: Value, at: int) -> None:
         tensor = self.tensor_of(loss)
-        if tensor is not None and tensor.low and not tensor.scalar and tensor.last in (*_VECTORS, GATHER):
+        if tensor is not None and tensor.low and not tensor.scalar and _is_vector(tensor):
             self.notice("scale_vector", tensor, at)
 
     def _scales(self, base: Value) -> bool:
@@ -243,7 +245,9 @@ class Models(Operations):
         if name in _TELLING:
             self.models.add(base.id)
         if name in ("parameters", "buffers", "state_dict"):
-            return Params(frozenset({base.id}))
+            maker = self.libraries.get(base.id, "")
+            fresh = not isinstance(base, Opaque) or maker.startswith(_TRAINED_WHOLE) or loads_model(maker)
+            return Params(frozenset({base.id}), fresh=fresh)
         if name in ("named_parameters", "named_buffers"):
             return Many(Items((NOTHING, Params(frozenset({base.id}), partly=True))))
         if name == "requires_grad_":
@@ -556,6 +560,12 @@ def _eps(kind: str, named: Named) -> float | None:
     if given is None:
         return _EPS.get(kind)
     return given.number if isinstance(given, Const) and kind in _EPS else None
+
+
+def _is_vector(tensor: Tensor) -> bool:
+    """Whether what is not known to be a number has dimensions by the op that made it, or by the layer behind it."""
+    squeezed = tensor.last in ("squeeze", "view", "reshape") and tensor.by in surface.NEVER_A_NUMBER
+    return squeezed or tensor.last in surface.NEVER_A_NUMBER or tensor.last in (*_VECTORS, GATHER)
 
 
 def _place(optimizer: Hashable) -> Place:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cached_property
 
 from amp_audit.model import Confidence
@@ -111,8 +111,42 @@ def _run(project: Project, reach: _Programs) -> Walk:
         for function, cls in _functions(module):
             if function.words & _PRECISION_WORDS or function.words | {"backward", "optimizer"} >= _TRAINING_WORDS:
                 walk.run_function(module, function, cls, None)
+    _run_joining(project, walk)
     _run_models(project, walk, reach)
     return walk
+
+
+def _run_joining(project: Project, walk: Walk) -> None:
+    """Run code that has no word of either itself, but hands what one function makes in low precision to one that
+    trains.
+    """
+    makers, trainers = _named(project, _PRECISION_WORDS - {"autocast"}), _named(project, {"backward"})
+    for module in project.modules.values():
+        if not _joins(module.words, makers, trainers):
+            continue
+        walk.run_module(module)
+        for function, cls in _functions(module):
+            is_new = (module.path, function.at) not in walk.record.calls and not function.words & _PRECISION_WORDS
+            if is_new and _joins(function.words, makers, trainers):
+                walk.run_function(module, function, cls, None)
+
+
+def _named(project: Project, words: Set[str]) -> frozenset[str]:
+    """The names by which functions that say one of these words are called: their own, and those of their classes."""
+    return frozenset(
+        name
+        for module in project.modules.values()
+        if not words.isdisjoint(module.words)
+        for function, cls in _functions(module)
+        if not words.isdisjoint(function.words)
+        for name in ([function.name, cls.cls.name] if cls is not None else [function.name])
+    )
+
+
+def _joins(words: Set[str], makers: Set[str], trainers: Set[str]) -> bool:
+    """Whether code speaks of a function of either kind, and not of a single one that is both."""
+    made, trained = words & makers, words & trainers
+    return bool(made) and bool(trained) and len(made | trained) > 1
 
 
 def _functions(module: ir.Module) -> Iterator[tuple[ir.Function, ClassRef | None]]:

@@ -129,6 +129,9 @@ REDUCTIONS = frozenset(
 )
 """Ops that return a tensor without dimensions if they are given nothing but a tensor."""
 
+NEVER_A_NUMBER = frozenset({"linear", "bmm", "conv1d", "conv2d", "conv3d", "flatten", "unsqueeze", "cat", "stack"})
+"""Ops that return a tensor with dimensions whatever they are given."""
+
 LOSSES = frozenset(
     {
         *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "ctc_loss"),

@@ -248,10 +248,13 @@ class Region:
 
 @record(frozen=True, slots=True)
 class Params:
-    """The parameters of models. ``partly``: some may be left out (a filter on requires_grad, a named subset)."""
+    """The parameters of models. ``partly``: some may be left out (a filter on requires_grad, a named subset).
+    ``fresh``: it is seen where the models are made, and all of their parameters are trained as they come.
+    """
 
     of: frozenset[Hashable]
     partly: bool = False
+    fresh: bool = False
 
 
 @record(frozen=True, slots=True)
@@ -326,7 +329,7 @@ def join(one: Value, two: Value) -> Value:
     if isinstance(one, (Items, Many)) and isinstance(two, (Items, Many)):
         return Many(join(element(one), element(two)))
     if isinstance(one, Params) and isinstance(two, Params):
-        return Params(one.of | two.of, one.partly or two.partly)
+        return Params(one.of | two.of, one.partly or two.partly, one.fresh and two.fresh)
     if is_none(one) or is_none(two):
         return two if is_none(one) else one
     return _either(one, two)

@@ -3,7 +3,8 @@
 Around the survivors lies context: what they import, however far, since calls are followed there and numbers count
 there; training code that imports its way to a survivor, since it may hold the other half of an order mistake or build
 what is trained; and models that a program may build without naming them in an import: those of the package that enters
-autocast, and those where a program imports by a computed name. All else is skipped, unparsed.
+autocast, and those where a program imports by a computed name. Programs that start in a file which only hands what one
+survivor makes to another are read from there. All else is skipped, unparsed.
 
 Where the survivors import a whole library, the nearest of it are context, up to a limit.
 """
@@ -31,6 +32,7 @@ _MOST_DECLARING = 50
 
 _AUTOCAST = re.compile(rb"autocast\b")
 _BUILDS = re.compile(rb"\boptim\b|Optimizer\b")
+_STARTS = re.compile(rb"__main__\b")
 _MODEL = re.compile(rb"def[ \t]+forward\b")
 _LOADS_BY_NAME = re.compile(rb"import_module\b|__import__\b|importlib\b")
 _IMPORT = re.compile(
@@ -196,9 +198,11 @@ class _Selector:
         return path in self.data
 
     def _trains_with(self, path: str) -> bool:
-        """Whether a file without trigger words trains, or builds what is trained, by way of a file with some."""
-        data = self.data[path]
-        return (TRAINING.search(data) or _BUILDS.search(data)) is not None and self._reaches(path)
+        """Whether a file without trigger words trains, builds what is trained, or is where a program starts that hands
+        one to the other, by way of a file with some.
+        """
+        said = (sieve.search(self.data[path]) for sieve in (TRAINING, _BUILDS, _STARTS))
+        return any(said) and self._reaches(path)
 
     def _unnamed_models(self, others: Iterable[str], programs: Iterable[str]) -> list[str]:
         """Those of the other files that hold models which the programs may build without importing them by name."""
