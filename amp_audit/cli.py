@@ -411,7 +411,7 @@ def _split(parser: _Parser, words: list[str]) -> tuple[argparse.Namespace, tuple
     """Our options, and the program with its own: (``script`` | ``module`` | ``launcher``, words)."""
     valued = {name for action in parser._actions if action.nargs != 0 for name in action.option_strings}
     place = 0
-    while place < len(words) and words[place].startswith("-") and words[place] != "--":
+    while place < len(words) and words[place].startswith("-") and words[place] not in ("--", "-"):
         word = words[place]
         place += 2 if word in valued else 1
         if word == "-m":

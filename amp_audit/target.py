@@ -34,6 +34,8 @@ class Target:
 def script(command: Sequence[str]) -> Target:
     """``TRAIN.py ARGS``. Raises TargetError when there is no such file."""
     path = Path(command[0])
+    if command[0] == "-":
+        raise TargetError("a program on the standard input is not run: save it to a file")
     if path.is_dir():
         raise TargetError(f"{path}: is a folder; give a script, or -m MODULE for a package")
     if not path.is_file():

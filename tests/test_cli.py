@@ -106,6 +106,7 @@ def test_nothing_given_is_an_error_with_the_usage(capsys: pytest.CaptureFixture[
         (["-m"], "-m"),
         (["--"], "nothing after `--`"),
         (["missing.py"], "missing.py: no such file"),
+        (["--steps", "3", "-"], "a program on the standard input is not run: save it to a file"),
         (["options.yaml"], "options.yaml: neither a Python file nor a notebook"),
         (["notebook.ipynb"], "notebook.ipynb: a notebook is not run; amp-audit check reads it"),
         (["."], "is a folder"),
