@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule
@@ -11,7 +12,8 @@ from amp_audit.static.binding.project import Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import bodies, dotted_text, expressions, statements, walk
-from amp_audit.static.spots.prepared import Prepared, depends, graph_names, has_prepared, identities
+from amp_audit.static.spots.handed import Space, reached
+from amp_audit.static.spots.prepared import Prepared, depends, has_prepared, identities
 from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
 
 ACCELERATOR = ("accelerate.Accelerator",)
@@ -61,12 +63,18 @@ def accelerate_bypassed(
     confidence = Confidence.HIGH if prepared.sure else Confidence.MEDIUM
     assumed = "" if prepared.sure else " (if mixed_precision is fp16)"
     through = [any(_goes_through(call, where, project) for call in calls(body)) for where, body in around]
-    for (where, body), goes_through in zip(around, through):
-        if prepared.sometimes and any(through) and not goes_through:
-            continue  # what trains the runs that have no accelerator
-        for at, message in _bypasses(where, body, prepared, project, origins):
+    own = [
+        Space(where, body, (frozenset(prepared.keys),))
+        for (where, body), goes_through in zip(around, through)
+        if goes_through or not (prepared.sometimes and any(through))  # else it trains the runs without accelerator
+    ]
+    without = {
+        (module.path, at) for where, body in around for at in _without_accelerator(where, body, prepared, project)
+    }
+    for space in reached(own, project, without):
+        for at, message in _bypasses(space, replace(prepared, keys=set(space.groups[0])), project, origins):
             step = RawStep(module.path, prepared.at, "the accelerator prepares it here")
-            yield RawFinding(rule, module.path, at, message + assumed, confidence, related=(step,))
+            yield RawFinding(rule, space.where.module.path, at, message + assumed, confidence, related=(step,))
 
 
 def _prepared(around: Sequence[tuple[Where, Sequence[ir.Stmt]]], origins: Origins) -> Prepared:
@@ -124,10 +132,8 @@ def _accumulates(call: ir.Call) -> bool:
     return False
 
 
-def _bypasses(
-    where: Where, body: Sequence[ir.Stmt], prepared: Prepared, project: Project, origins: Origins
-) -> Iterator[tuple[int, str]]:
-    losses = graph_names(where, body, prepared)
+def _bypasses(space: Space, prepared: Prepared, project: Project, origins: Origins) -> Iterator[tuple[int, str]]:
+    where, body, losses = space.where, space.body, space.graph
     by_hand = any(method(call) == "unscale_gradients" for call in calls(body))
     without = set(_without_accelerator(where, body, prepared, project))
     for call in calls(body):
@@ -144,17 +150,33 @@ def _bypasses(
 
 
 def _without_accelerator(where: Where, body: Sequence[ir.Stmt], prepared: Prepared, project: Project) -> Iterator[int]:
-    """The calls for a run that has no accelerator: in the arm opposite to one that calls its ``backward(loss)``, and
-    where the switch under which it prepares is off.
+    """The calls for a run that has no accelerator: in the arm opposite to one that calls its ``backward(loss)``, or
+    behind one that does and leaves, and where the switch under which it prepares is off.
     """
-    for node in statements(body):
-        if not isinstance(node, ir.If):
-            continue
-        switch = _switch(node.test)
-        for arm, other, side in ((node.body, node.orelse, True), (node.orelse, node.body, False)):
-            off = switch is not None and prepared.switches == {(switch[0], switch[1] is not side)}
-            if off or any(_goes_through(call, where, project) for call in calls(other)):
-                yield from (call.at for call in calls(arm))
+    for block in _blocks(body):
+        for number, node in enumerate(block):
+            if not isinstance(node, ir.If):
+                continue
+            switch = _switch(node.test)
+            rest = block[number + 1 :]
+            arms = ((node.body, node.orelse or _left_by(node.body, rest), True), (node.orelse, node.body, False))
+            for other, arm, side in arms:
+                off = switch is not None and prepared.switches == {(switch[0], switch[1] is side)}
+                if off or any(_goes_through(call, where, project) for call in calls(other)):
+                    yield from (call.at for call in calls(arm))
+
+
+def _blocks(body: Sequence[ir.Stmt]) -> Iterator[Sequence[ir.Stmt]]:
+    """A body and those of the statements in it."""
+    yield body
+    for node in body:
+        for inner in bodies(node):
+            yield from _blocks(inner)
+
+
+def _left_by(arm: Sequence[ir.Stmt], rest: Sequence[ir.Stmt]) -> Sequence[ir.Stmt]:
+    """What follows an arm for those only that do not take it: it ends by leaving."""
+    return rest if arm and isinstance(arm[-1], (ir.Return, ir.Continue)) else ()
 
 
 def _goes_through(call: ir.Call, where: Where, project: Project) -> bool:

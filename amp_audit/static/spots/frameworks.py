@@ -18,8 +18,9 @@ from amp_audit.static.source.names import BORN_IN_BFLOAT16
 from amp_audit.static.source.traverse import last_word, parts, statements, walk
 from amp_audit.static.spots.checks import ACCELERATOR, mixed_precision
 from amp_audit.static.spots.configs import in_json, lookup
+from amp_audit.static.spots.handed import Space, reached
 from amp_audit.static.spots.options import default_of
-from amp_audit.static.spots.prepared import Prepared, depends, graph_names, identities
+from amp_audit.static.spots.prepared import Prepared, depends, identities
 from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
 from amp_audit.static.spots.upcast import is_treated
 
@@ -455,10 +456,12 @@ def deepspeed(
         return
     around = list(spaces(module))
     engines, optimizers = _engines(around, module, project)
-    for where, body in around:
-        for at, message in _past_engine(where, body, engines, optimizers, project, origins):
+    own = [Space(where, body, (frozenset(engines.keys), frozenset(optimizers))) for where, body in around]
+    for space in reached(own, project, ()) if engines.keys else ():
+        for at, message in _past_engine(space, project, origins):
             step = RawStep(module.path, engines.at, "the engine is made here")
-            yield RawFinding(rule, module.path, at, message, Confidence.HIGH, detector.severity, (step,))
+            yield RawFinding(rule, space.where.module.path, at, message, Confidence.HIGH, detector.severity, (step,))
+    for where, body in around:
         for call in calls(body):
             if any(arg.keyword == "deepspeed" for arg in call.args):
                 yield from _disagreement(call, where, rule, detector, project, origins)
@@ -480,25 +483,17 @@ def _engines(
     return engines, {key for key in optimizers if key[1] != "_"}
 
 
-def _past_engine(
-    where: Where,
-    body: Sequence[ir.Stmt],
-    engines: Prepared,
-    optimizers: set[tuple[object, str]],
-    project: Project,
-    origins: Origins,
-) -> Iterator[tuple[int, str]]:
-    if not engines.keys:
-        return
-    names = graph_names(where, body, engines)
+def _past_engine(space: Space, project: Project, origins: Origins) -> Iterator[tuple[int, str]]:
+    where, body, names = space.where, space.body, space.graph
+    engines, optimizers = space.groups
     for call in calls(body):
         base = call.func.base if isinstance(call.func, ir.Attr) else None
         if base is None:
             continue
-        if method(call) == "backward" and set(identities(base, where)) & engines.keys:
+        if method(call) == "backward" and set(identities(base, where)) & engines:
             if any(_is_scaled(arg.value, where, origins) for arg in call.args):
                 yield call.at, "the engine scales the loss itself: a GradScaler before it scales it twice"
-        elif method(call) == "backward" and depends(base, where, engines, names):
+        elif method(call) == "backward" and depends(base, where, Prepared(set(engines)), names):
             if project.qualified(where.module, call.func, where.scope) is None:
                 yield (
                     call.at,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.source import ir
@@ -13,6 +14,10 @@ _CUTS = frozenset(
     ("detach", "item", "tolist", "numpy", "argmax", "size", "dim", "numel", "data", "device", "dtype", "shape", "ndim")
 )
 """Methods and attributes of a tensor whose result has no graph."""
+
+
+Keys: TypeAlias = frozenset[tuple[object, str]]
+"""Variables, as ``identities`` tells them apart."""
 
 
 @dataclass(slots=True)
@@ -49,9 +54,11 @@ def _owner(name: str, where: Where) -> object:
     return scope.function.at if scope is not None else None
 
 
-def graph_names(where: Where, body: Sequence[ir.Stmt], prepared: Prepared) -> set[str]:
-    """The names in a body that carry the graph of a prepared model's output; two rounds, for loops."""
-    found: set[str] = set()
+def graph_names(where: Where, body: Sequence[ir.Stmt], prepared: Prepared, given: Iterable[str] = ()) -> set[str]:
+    """The names in a body that carry the graph of a prepared model's output, as the ``given`` ones do; two rounds, for
+    loops.
+    """
+    found = set(given)
     for _ in range(2):
         for node in statements(body):
             if isinstance(node, (ir.Assign, ir.Augment)) and depends(node.value, where, prepared, found):

@@ -13,7 +13,7 @@ from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import bodies, dotted_text
 from amp_audit.static.spots.devices import is_disabled
-from amp_audit.static.spots.spaces import calls, method, spaces
+from amp_audit.static.spots.spaces import calls, method, own_method, spaces
 
 _LOST = "the state loaded into the scaler is lost: a new one takes its place"
 _DEEPEST = 2
@@ -62,7 +62,7 @@ def _run(
                 if target in loaded:
                     yield node.value.at, loaded.pop(target)
         for call in calls([node]):
-            own = _own_method(call, where) if deep else None
+            own = own_method(call, where) if deep else None
             name = dotted_text(call.func.base) if isinstance(call.func, ir.Attr) else ""
             if own is not None:
                 inside = {key: load for key, load in loaded.items() if "." in key}
@@ -74,11 +74,3 @@ def _run(
             else:
                 for used in (name, *(dotted_text(arg.value) for arg in call.args)):
                     loaded.pop(used, None)
-
-
-def _own_method(call: ir.Call, where: Where) -> ir.Function | None:
-    """The method that ``self.name()`` runs, if the class itself has it."""
-    if where.cls is None or not isinstance(call.func, ir.Attr) or not Origins.is_self(call.func.base, where):
-        return None
-    own = (node for node in where.cls.cls.body if isinstance(node, ir.Function))
-    return next((node for node in own if node.name == method(call)), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from amp_audit.static.binding.origins import Where
+from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import expressions, statements, walk
 from amp_audit.static.spots.sites import inside
@@ -34,3 +34,11 @@ def calls(body: Iterable[ir.Stmt]) -> Iterator[ir.Call]:
 def method(call: ir.Call) -> str:
     """The name of the method that is called; empty for a plain call."""
     return call.func.name if isinstance(call.func, ir.Attr) else ""
+
+
+def own_method(call: ir.Call, where: Where) -> ir.Function | None:
+    """The method that ``self.name()`` runs, if the class itself has it."""
+    if where.cls is None or not isinstance(call.func, ir.Attr) or not Origins.is_self(call.func.base, where):
+        return None
+    own = (node for node in where.cls.cls.body if isinstance(node, ir.Function))
+    return next((node for node in own if node.name == method(call)), None)
