@@ -127,7 +127,7 @@ class _Memory:
         held = self._devices.get(tensor.device)
         if held is None:
             held = self._devices[tensor.device] = _Device()
-        # A callback in Python would be where an exception of a signal handler is lost.
+        # A callback in Python would be where what another thread throws in is lost.
         followed = _Followed(storage, self._gone.append)
         followed.key, followed.dtype, followed.amount, followed.device = key, tensor.dtype, storage.nbytes(), held
         self._there[key] = followed

@@ -84,7 +84,7 @@ class Origins:
     def add(self, tensor: torch.Tensor, result: Result) -> int:
         """Something that is ``measurable`` was written: its index in ``results``."""
         index = len(self.results)
-        self._values[index:] = [measured(tensor)]  # a signal handler that raises may cut in anywhere here
+        self._values[index:] = [measured(tensor)]  # what another thread throws in may come anywhere here
         self.results.append(result)
         self._latest.write(tensor, index)
         return index

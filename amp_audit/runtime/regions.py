@@ -74,7 +74,7 @@ class Regions:
                     with self._teller.quiet("autocast"), self._teller.order:
                         if self._teller.mine():  # another thread may have come to train meanwhile
                             self._note_enter(region)
-            except BaseException:  # a signal handler's: no one else would leave what ``with`` has not entered
+            except BaseException:  # thrown in by another thread: no one else would leave what ``with`` has not entered
                 region.__exit__(None, None, None)
                 raise
             return result
@@ -186,7 +186,7 @@ class Regions:
 class _Places:
     """Where regions were built, for as long as they live.
 
-    Not a WeakKeyDictionary: its callback is Python, in which an exception of a signal handler would be lost.
+    Not a WeakKeyDictionary: its callback is Python, in which what another thread throws in would be lost.
     """
 
     def __init__(self) -> None:

@@ -155,7 +155,7 @@ class Teller:
 class Quiet:
     """A guard around work of our own. A class, for it is entered some thirty times in every step.
 
-    What a signal handler of the program raises goes through.
+    What another thread of the program throws in goes through.
     """
 
     __slots__ = ("_teller", "_what")
