@@ -79,18 +79,22 @@ def _first(trace: Trace) -> _Break | None:
         if gone is not None:
             return _Break(record, True, where(gone.place) if gone.place else None)
         norms = [number for number in record.numbers if number.name == "grad_norm"]
-        scaled = any(number.name == "scale" for number in record.numbers)
-        if losses and not scaled and any(_is_gone(number, "norm") for number in norms):
+        if losses and not _is_scaled(record) and any(_is_gone(number, "norm") for number in norms):
             return _Break(record, False, where(losses[0].place) if losses[0].place else None)
     return None
 
 
 def _is_search(record: StepRecord) -> bool:
     """Whether what broke may be no more than gradients with too large a loss scale in them: a gradient penalty's."""
-    scaled = any(number.name == "scale" for number in record.numbers)
     known = any(number.name == "nonfinite" and number.op is not None for number in record.numbers)
     penalty = any(row.kind == Kind.AUTOGRAD_GRAD.value and row.scaled is not False for row in record.events)
-    return scaled and (known or penalty)
+    return _is_scaled(record) and (known or penalty)
+
+
+def _is_scaled(record: StepRecord) -> bool:
+    """Whether an enabled scaler has a part in the step, be it never updated."""
+    updated = any(number.name == "scale" for number in record.numbers)
+    return updated or any(row.kind == Kind.SCALE.value for row in record.events)
 
 
 def _is_gone(number: Number, key: str) -> bool:

@@ -90,6 +90,12 @@ def test_a_penalty_of_scaled_gradients_breaks_the_loss_while_the_scaler_searches
     assert len(broken(SOUND, record)) == count
 
 
+def test_a_scaler_that_is_never_updated_searches_all_the_same() -> None:
+    record = step(loss(1.0), norm(None))
+    record.events.append(EventRow("scale", at(8), scaler=2))
+    assert broken(SOUND, record) == []
+
+
 def test_a_known_operator_says_it_better() -> None:
     origin = Number(
         *("nonfinite", at(4), None, "aten.mm.default", "forward", "bfloat16"),
