@@ -32,8 +32,11 @@ class Ranks(ByHand):
         if isinstance(value, Func):
             words = value.function.words
             bound = [*value.env.items(), *world.env.items()]
-            known = [held for name, held in bound if name in words and not isinstance(held, Func)]
-            return "autocast" not in words and any(self._is_some_model(held, world) for held in known)
+            known: list[Value] = [held for name, held in bound if name in words and not isinstance(held, Func)]
+            if isinstance(value.bound, Instance):  # a method runs what its object holds
+                own = [world.heap.get((value.bound.id, name)) for name in words]
+                known += [part for each in own if each is not None for part in inside(each)]
+            return "autocast" not in words and any(self._is_some_model(each, world) for each in known)
         return self._is_some_model(value, world)
 
     def _is_some_model(self, value: Value, world: World) -> bool:
