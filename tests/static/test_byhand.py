@@ -204,3 +204,47 @@ def test_a_scale_that_changes_by_hand_is_known_by_its_name(
     name: str, factor: str, smaller: str, found: set[str]
 ) -> None:
     assert ids(SCALED.format(name=name, factor=factor, smaller=smaller)) == found
+
+
+HELPED = """
+import torch
+from torch import nn
+
+LOSS_SCALE = 2.0**14
+WEIGHT = 0.5
+
+def scaled(value):
+    return value * {factor}
+
+class Scaling:
+    def __init__(self):
+        self.{kept} = 2**15
+
+    def __call__(self, value):
+        return value * self.{kept}
+
+net = nn.Linear(16, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+scaling = Scaling()
+for x, y in loader():
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = nn.functional.cross_entropy(net(x), y)
+    opt.zero_grad()
+    {helper}(loss).backward()
+    for p in net.parameters():
+        p.grad.div_(LOSS_SCALE)
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("helper", "factor", "kept", "found"),
+    [
+        ("scaled", "LOSS_SCALE", "cur_scale", set()),
+        ("scaling", "WEIGHT", "cur_scale", set()),
+        ("scaled", "WEIGHT", "cur_scale", {"AMP201"}),
+        ("scaling", "LOSS_SCALE", "weight", {"AMP201"}),
+    ],
+)
+def test_a_helper_may_scale_the_loss(helper: str, factor: str, kept: str, found: set[str]) -> None:
+    assert ids(HELPED.format(helper=helper, factor=factor, kept=kept)) == found

@@ -63,6 +63,9 @@ _OF_TEXTS = frozenset(
     | {"split", "rsplit", "partition", "rpartition", "replace", "isdigit", "title", "capitalize"}
 )
 """Methods of texts, which give the same whenever they are called."""
+_LOSS_SCALE = re.compile(
+    r"^_?((loss|grad|cur|current|dynamic|static|fp16|amp)_?scale|scale_?(loss|grad)s?)$", re.IGNORECASE
+)
 _MAKER = re.compile(
     r"^((create|build|make|get|init|define|load|new)_?\w*(model|net|network|encoder|decoder|generator|discriminator)s?"
     r"|(create|build|make|init|define|new)_?\w*(optim|optimizer|scheduler|scaler)s?"
@@ -172,7 +175,10 @@ class Contexts(Ducks):
             known_divisors = made.divided - UNSEEN if compares else made.divided
             ran = made.ran | self._ran_unseen(callee, given, world)
             taken = made.taken and _still_taken(callee, made.taken, node)
-            return replace(made, divided=known_divisors | _perhaps_divided(callee, node), ran=ran, taken=taken)
+            doubt = made.doubt or _may_scale(callee)
+            carried = None if doubt else made.scaled
+            divided = known_divisors | _perhaps_divided(callee, node)
+            return replace(made, divided=divided, ran=ran, taken=taken, doubt=doubt, scaled=carried)
         live = region_dtype(world.state)
         if live is not None and not world.no_grad and isinstance(callee, Func):
             models = [model for item in given if (model := self._as_model(item, world)) is not None]
@@ -290,6 +296,18 @@ def _still_taken(callee: Value, kind: str, node: ir.Call) -> str:
     if not isinstance(callee, Tensor) and not (isinstance(callee, External) and callee.dotted.startswith(_SEEN)):
         return ""
     return "penalty" if last_word(node.func) in _NORMS else kind
+
+
+def _may_scale(callee: Value) -> bool:
+    """Whether code of the project that is not followed speaks of a loss scale that it keeps by hand."""
+    if isinstance(callee, Instance):
+        own = callee.cls.cls.body if callee.cls is not None and not callee.model else ()
+        return any(isinstance(node, ir.Function) and node.name == "__call__" and _speaks(node) for node in own)
+    return isinstance(callee, Func) and _speaks(callee.function)
+
+
+def _speaks(function: ir.Function) -> bool:
+    return any(map(_LOSS_SCALE.search, function.words))
 
 
 def _perhaps_divided(callee: Value, node: ir.Call) -> frozenset[Hashable]:
