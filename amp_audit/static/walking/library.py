@@ -250,16 +250,15 @@ class Library(Methods):
 
     def _new_scaler(self, node: ir.Call, enabled: Value | None, world: World, sharded: bool = False) -> Results:
         results: Results = []
-        site = _asked_for(node, world)
+        place, calls = _asked_for(node, world)
         dtype = "bfloat16" if _asks_for_bfloat16(node) else None
         if dtype is not None:  # wrong whatever the setting happens to be
             enabled = Condition(f"bfloat16 at {node.at}")
         for live, after in split(world, enabled if enabled is not None else Literal.of(True)):
             scaler = Scaler(after.identity(node.at), live, sharded=sharded)
             if live:
-                self.walker.emit(
-                    after, Event(Kind.SCALER_NEW, scaler=scaler.id, site=site, dtype=dtype), site[1], site[0]
-                )
+                event = Event(Kind.SCALER_NEW, scaler=scaler.id, site=(*place, calls), dtype=dtype)
+                self.walker.emit(after, event, place[1], place[0])
             results.append((scaler, after))
         return results
 
@@ -366,15 +365,17 @@ def builds_model(name: str) -> bool:
     return loads_model(name)
 
 
-def _asked_for(node: ir.Call, world: World) -> Place:
-    """Where a scaler is asked for: the call itself, or that of the factory which returns it as its caller wants it."""
-    place = (world.frame.module.path, node.at)
+def _asked_for(node: ir.Call, world: World) -> tuple[Place, tuple[int, ...]]:
+    """Where a scaler is asked for: the call itself, or that of the factory which returns it as its caller wants it; and
+    by which calls the code got there: two calls of a function make two scalers, and none anew in each round.
+    """
+    place, calls = (world.frame.module.path, node.at), world.frame.calls
     for depth in range(len(world.frames) - 1, 0, -1):
         frame = world.frames[depth]
         if frame.function is None or not frame.calls or not _hands_out(frame.function, place[1]):
             break
-        place = (world.frames[depth - 1].module.path, frame.calls[-1])
-    return place
+        place, calls = (world.frames[depth - 1].module.path, frame.calls[-1]), frame.calls[:-1]
+    return place, calls
 
 
 def _hands_out(function: ir.Function, at: int) -> bool:
