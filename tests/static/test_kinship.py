@@ -150,3 +150,33 @@ for x in []:
 def test_what_a_property_or_a_container_gives_is_the_model_that_is_held(optimized: str) -> None:
     assert ids(WHOLE.format(optimized=optimized, unscale="self.scaler.unscale_(self.optimizer)")) == set()
     assert "AMP202" in ids(WHOLE.format(optimized=optimized, unscale="pass"))
+
+
+PAIR = """
+import torch
+
+
+class Pair:
+    def __init__(self, generator, discriminator):
+        self.g, self.d = generator, discriminator
+        self.g_step = torch.optim.Adam(generator.parameters())
+        self.d_step = torch.optim.Adam(discriminator.parameters())
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def train(self, x, y):
+        self.g_step.zero_grad()
+        self.d_step.zero_grad()
+        with torch.autocast("cuda"):
+            loss = (self.d(self.g(x)) - y).float().abs().mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.g_step)
+        {between}
+        self.scaler.step(self.d_step)
+        self.scaler.update()
+"""
+
+
+@pytest.mark.parametrize(("between", "expected"), [("self.scaler.update()", {"AMP206"}), ("pass", set())])
+def test_what_an_optimizer_has_the_parameters_of_is_a_model(between: str, expected: set[str]) -> None:
+    """``self.d`` was handed over; that it is a model is only said of it under its other name."""
+    assert ids(PAIR.format(between=between)) == expected

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from amp_audit.records import replace
+from amp_audit.state import get
 from amp_audit.static.source.names import is_scheduler
 from amp_audit.static.walking.values import (
     Symbol,
@@ -73,6 +74,9 @@ class Ducks:
         return symbol.key in self.stepped or ("step" in used and "zero_grad" in used) or named
 
     def is_model(self, symbol: Symbol, world: World) -> bool:
+        handed = symbol.param and symbol.key.endswith(")")  # itself, not something in it
+        if handed and get(world.state.owners, symbol.key) is not None:
+            return True  # an optimizer has its parameters
         key = (world.frame.module.path, symbol.text)
         found = self._models.get(key)
         if found is None:
