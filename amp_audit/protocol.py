@@ -402,7 +402,9 @@ def _zero_grad(state: State, event: Event, facts: dict[str, object]) -> State:
         return change(state, owners, lambda held: Gradients("unknown", assumed=True))
 
     facts.update(wasted=gradients.wasted(_held(state, owners), event), mixed=_is_mixed(state))
-    return change(state, owners, lambda held: gradients.cleared(held, event))
+    gone = change(state, owners, lambda held: gradients.cleared(held, event))
+    dropped = event.given and any(phase == "unscaled" for _, phase in state.phases)
+    return change(gone, owners, lambda held: replace(held, cleared=False)) if dropped else gone
 
 
 def _touch(state: State, event: Event, facts: dict[str, object]) -> State:

@@ -56,6 +56,10 @@ Results = list[tuple[Value, World]]
 MAX_UNROLL = 4
 
 
+_UNUSABLE = re.compile(r"isfinite|isnan|isinf|is_(nan|inf|finite)|(^|_)nan|norm|overflow", re.IGNORECASE)
+"""What tests ask of gradients that are then dropped."""
+
+
 class Evaluator(abc.ABC):
     """Evaluates expressions. ``hazards`` and ``happened`` collect what was met on all paths.
 
@@ -106,7 +110,9 @@ class Evaluator(abc.ABC):
         """An event with what the tests and loops around it say."""
         if event.kind in (events.Kind.STEP, events.Kind.ZERO_GRAD):
             reached = self.boundaries.reached(world)
-            return replace(event, boundaries=reached, sometimes=self._guards[-1] > 0, loops=tuple(self._loops))
+            event = replace(event, boundaries=reached, sometimes=self._guards[-1] > 0, loops=tuple(self._loops))
+            drops = event.kind is events.Kind.ZERO_GRAD and self.asked(_UNUSABLE)
+            return replace(event, given=True) if drops else event
         if event.kind in (events.Kind.SCHEDULER_STEP, events.Kind.AVERAGE):
             return replace(event, sometimes=self.asked(SKIP), loops=tuple(self._loops))
         return event
