@@ -218,7 +218,7 @@ class Gradients:
                 with self._teller.quiet("optimizer.zero_grad"):
                     self._teller.adopt(optimizer)
                     self._cleared(self._teller.owners.link(optimizer), set_to_none, optimizer)
-            original(optimizer, set_to_none)
+            self._alone(original, optimizer, set_to_none)
 
         return zero_grad
 
@@ -229,9 +229,19 @@ class Gradients:
                     owners = self._teller.owners.of_module(module)
                     if owners:
                         self._cleared(owners, set_to_none)
-            original(module, set_to_none)
+            self._alone(original, module, set_to_none)
 
         return zero_grad
+
+    def _alone(self, original: Call, holder: Any, set_to_none: bool) -> None:
+        """Clear gradients while no other thread looks at any."""
+        passes = self._teller.passes
+        outer = passes.mine()
+        try:
+            passes.begin()
+            original(holder, set_to_none)
+        finally:
+            passes.end(outer)
 
     def _cleared(self, owners: Iterable[Owner], set_to_none: bool, optimizer: Any = None) -> None:
         known = tuple(owners)

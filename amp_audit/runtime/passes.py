@@ -1,7 +1,8 @@
 """Backward passes in progress, and when gradients may be looked at that are not the calling thread's own.
 
-Autograd puts gradients into ``.grad`` without the interpreter's lock, and whoever reads one in another thread at that
-moment may take the process down. So a pass waits for who is reading, and nobody reads while one of another thread runs.
+Autograd puts gradients into ``.grad`` without the interpreter's lock, and a gradient that is dropped is freed before
+``.grad`` is empty: whoever reads one in another thread at that moment may take the process down. So a pass waits for
+who is reading, nobody reads while one of another thread runs, and clearing gradients counts as a pass.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,51 @@ def test_the_passes_of_a_thread_are_no_obstacle_to_itself(mine: int) -> None:
     assert found == ([None, True] if mine else [1, False])
     passes.end(outer)
     assert passes.mine() == 0
+
+
+@pytest.mark.parametrize("whose", ["optimizer", "module"])
+def test_while_another_thread_clears_gradients_nothing_is_looked_at(whose: str, tmp_path: Path) -> None:
+    """torch frees a gradient before it empties ``.grad``. What waits for its end runs in between."""
+    freed, looked = threading.Event(), threading.Event()
+
+    def clear() -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+
+        def last(_: object) -> None:
+            freed.set()
+            assert looked.wait(60)
+
+        waits = weakref.ref(model.weight.grad, last)
+        (optimizer if whose == "optimizer" else model).zero_grad()
+        assert waits() is None
+
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        thread = threading.Thread(target=clear)
+        thread.start()
+        assert freed.wait(60)
+        model(torch.ones(3, 4)).sum().backward()
+        looked.set()
+        thread.join()
+        optimizer.step()
+
+    trace = recorded(run, tmp_path)
+    assert notes(trace) == ["several threads train at once: the order of what they do was not followed from there on"]
+
+
+def test_gradients_of_ones_own_may_be_looked_at_while_one_clears_them() -> None:
+    passes = Passes()
+    assert not passes.begin()
+    assert passes.read(lambda: 1) == 1
+    there = threading.Thread(target=lambda: found.append(passes.read(lambda: 1)))
+    found: list[int | None] = []
+    there.start()
+    there.join()
+    passes.end(0)
+    assert found == [None] and passes.read(lambda: 2) == 2
