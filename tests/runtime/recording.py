@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
+import torch
+from torch import nn
+
 from amp_audit.runtime import clock
 from amp_audit.runtime.attach import Config
 from amp_audit.runtime.session import Session
@@ -53,3 +56,17 @@ def numbers(trace: Trace, name: str) -> list[Number]:
 def notes(trace: Trace) -> list[str]:
     """What went wrong."""
     return [note for step in trace.steps for note in step.notes]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def loss_of(model: nn.Module, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=dtype):
+        return model(torch.randn(4, 8)).float().square().mean()
+
+
+def named(rows: list[EventRow], kind: str) -> list[EventRow]:
+    return [row for row in rows if row.kind == kind]

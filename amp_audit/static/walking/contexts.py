@@ -49,18 +49,9 @@ _LOSS = re.compile(r"loss|criterion|(^|_)crit(_|$)", re.IGNORECASE)
 _LOSS_OF_TORCH = re.compile(r"^torch\.nn\.\w*Loss\(")
 _OF_TEXTS = frozenset(
     {
-        "startswith",
-        "endswith",
-        "lower",
-        "upper",
-        "casefold",
-        "strip",
-        "lstrip",
-        "rstrip",
-        "removeprefix",
-        "removesuffix",
+        *("startswith", "endswith", "lower", "upper", "casefold", "strip", "lstrip", "rstrip", "replace", "isdigit"),
+        *("split", "rsplit", "partition", "rpartition", "removeprefix", "removesuffix", "title", "capitalize"),
     }
-    | {"split", "rsplit", "partition", "rpartition", "replace", "isdigit", "title", "capitalize"}
 )
 """Methods of texts, which give the same whenever they are called."""
 _LOSS_SCALE = re.compile(

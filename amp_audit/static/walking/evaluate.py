@@ -23,7 +23,7 @@ from amp_audit.static.walking.helpers import schedules_at
 from amp_audit.static.walking.hot import Heat, dotted
 from amp_audit.static.walking.kinship import concerned_in_part, is_wrapped
 from amp_audit.static.walking.lineage import thaw
-from amp_audit.static.walking.unknowns import called, counter, fresh, setting
+from amp_audit.static.walking.unknowns import counter, fresh, named_after, setting
 from amp_audit.static.walking.values import (
     GRADIENT,
     NONE,
@@ -355,7 +355,7 @@ class Evaluator(abc.ABC):
     def _binary(self, node: ir.Binary, world: World) -> Results:
         results: Results = []
         for (left, right), after in self._each((node.left, node.right), world):
-            value = combine(node.op, called(left, node.left), called(right, node.right))
+            value = combine(node.op, named_after(left, node.left), named_after(right, node.right))
             scale = descaled(node.op, left, right)
             if scale is not None:
                 value = self.effects.descale(value, (left, right), scale, node.at, after)

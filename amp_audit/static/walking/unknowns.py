@@ -28,6 +28,6 @@ def fresh(node: ir.Expr, world: World) -> Symbol:
     return Symbol(f"{tag(world.frame.module.path)}:{node.at}", volatile=True)
 
 
-def called(value: Value, node: ir.Expr) -> Value:
+def named_after(value: Value, node: ir.Expr) -> Value:
     """Something unknown that has no name, by the one that the code at hand has for it."""
     return replace(value, text=dotted(node)) if isinstance(value, Symbol) and not value.text else value

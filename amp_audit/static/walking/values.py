@@ -265,7 +265,7 @@ def is_there(external: External) -> bool:
     top, dot, _ = external.dotted.partition(".")
     if external.dotted.startswith(_SETTINGS):
         return False
-    return not dot or top in INSTALLED or top == "builtins" or _CLASS.fullmatch(external.dotted) is not None
+    return not dot or top in INSTALLED or _CLASS.fullmatch(external.dotted) is not None
 
 
 def inside(value: Value) -> Iterator[Value]:

@@ -62,10 +62,14 @@ def marked(files: Mapping[str, str]) -> set[tuple[str, int, str]]:
     }
 
 
-def check(**sources: str) -> None:
-    """What is marked is found, and nothing else; ``pkg__model="..."`` is the file ``pkg/model.py``."""
+def misjudged(**sources: str) -> list[str]:
+    """What is told and not marked, or marked and not told; ``pkg__model="..."`` is the file ``pkg/model.py``."""
     files = {f"{name.replace('__', '/')}.py": textwrap.dedent(source) for name, source in sources.items()}
-    assert find(files) == marked(files)
+    told, wanted = find(files), marked(files)
+    return [
+        f"{name}:{line} {rule} is {'told' if (name, line, rule) in told else 'not told'}"
+        for name, line, rule in sorted(told ^ wanted)
+    ]
 
 
 def filled(template: str, body: str) -> str:

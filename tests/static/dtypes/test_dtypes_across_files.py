@@ -13,7 +13,7 @@ from amp_audit.static.binding.project import Project
 from amp_audit.static.source.lowering import lower
 from amp_audit.static.source.screen import screen
 from amp_audit.static.source.selection import select
-from tests.static.dtypes.judging import TRAIN, book, check, find
+from tests.static.dtypes.judging import TRAIN, book, find, misjudged
 
 MODEL = """
     from torch import nn
@@ -30,16 +30,21 @@ MODEL = """
 
 
 def test_a_model_of_another_file() -> None:
-    check(train=TRAIN, model=MODEL.format(comment="  # AMP501"))
+    assert misjudged(train=TRAIN, model=MODEL.format(comment="  # AMP501")) == []
 
 
 def test_a_model_that_no_training_program_imports_is_left_alone() -> None:
-    check(train=TRAIN.replace("from model import Net", "from elsewhere import Net"), model=MODEL.format(comment=""))
+    assert (
+        misjudged(
+            train=TRAIN.replace("from model import Net", "from elsewhere import Net"), model=MODEL.format(comment="")
+        )
+        == []
+    )
 
 
 def test_a_model_loaded_by_name() -> None:
     loading = TRAIN.replace("from model import Net", "import importlib\n    Net = importlib.import_module('model').Net")
-    check(train=loading, model=MODEL.format(comment="  # AMP501"))
+    assert misjudged(train=loading, model=MODEL.format(comment="  # AMP501")) == []
 
 
 def test_a_model_of_the_same_package_that_a_registry_builds(tmp_path: Path) -> None:
@@ -73,7 +78,7 @@ def test_a_model_of_the_same_package_that_a_registry_builds(tmp_path: Path) -> N
 )
 def test_regions_in_which_the_constant_fits(region: str) -> None:
     train = TRAIN.replace('torch.autocast("cuda", dtype=torch.float16)', region)
-    check(train=train, model=MODEL.format(comment=""))
+    assert misjudged(train=train, model=MODEL.format(comment="")) == []
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,7 @@ def test_regions_in_which_the_constant_fits(region: str) -> None:
 )
 def test_regions_in_which_it_does_not(region: str) -> None:
     train = TRAIN.replace('torch.autocast("cuda", dtype=torch.float16)', region)
-    check(train=train, model=MODEL.format(comment="  # AMP501"))
+    assert misjudged(train=train, model=MODEL.format(comment="  # AMP501")) == []
 
 
 def test_a_region_of_unknown_dtype_is_not_enough() -> None:
@@ -102,9 +107,10 @@ def test_a_region_of_unknown_dtype_is_not_enough() -> None:
 
 @pytest.mark.parametrize(("evaluated", "mark"), [("", ""), ("model(images)", "# AMP310")])
 def test_a_model_with_a_region_of_its_own_is_outside_where_it_is_called_outside(evaluated: str, mark: str) -> None:
-    check(
-        train=TRAIN + textwrap.indent(evaluated, " " * 8),
-        model=f"""
+    assert (
+        misjudged(
+            train=TRAIN + textwrap.indent(evaluated, " " * 8),
+            model=f"""
         import torch
         from torch import nn
 
@@ -126,6 +132,8 @@ def test_a_model_with_a_region_of_its_own_is_outside_where_it_is_called_outside(
             def forward(self, x, mask=None):
                 return self.head(x)
         """,
+        )
+        == []
     )
 
 
@@ -155,8 +163,8 @@ def test_a_guard_that_a_nested_config_holds() -> None:
                 h = self.fc(x)
                 return h / (h.abs().amax() + self.cfg.eps){comment}
     """
-    check(train=TRAIN, config=config.format(eps="1e-8"), model=model.format(comment="  # AMP503"))
-    check(train=TRAIN, config=config.format(eps="1e-5"), model=model.format(comment=""))
+    assert misjudged(train=TRAIN, config=config.format(eps="1e-8"), model=model.format(comment="  # AMP503")) == []
+    assert misjudged(train=TRAIN, config=config.format(eps="1e-5"), model=model.format(comment="")) == []
 
 
 @pytest.mark.parametrize("around", ["contextlib.nullcontext()", "torch.autocast('cuda', dtype=torch.float16)"])
@@ -193,15 +201,16 @@ def test_a_forward_that_enters_regions_itself_runs_outside_of_one(around: str) -
                 with {around}:
                     return h.transpose(0, 1) @ h{"  # AMP307" if "autocast" in around else ""}
     """
-    check(train=train, model=model)
+    assert misjudged(train=train, model=model) == []
 
 
 @pytest.mark.parametrize(("build", "mark"), [("Net().cuda()", "  # AMP306"), ("build_from(config)", "")])
 def test_the_other_half_type_is_foreign_to_a_region_that_a_model_is_known_to_run_in(build: str, mark: str) -> None:
     """Where it is only taken to run in the project's region, it may be another program's that casts by hand."""
-    check(
-        train=TRAIN.replace("Net().cuda()", build).replace("dtype=torch.float16):", f"dtype=torch.float16):{mark}"),
-        model="""
+    assert (
+        misjudged(
+            train=TRAIN.replace("Net().cuda()", build).replace("dtype=torch.float16):", f"dtype=torch.float16):{mark}"),
+            model="""
     import torch
     from torch import nn
 
@@ -213,6 +222,8 @@ def test_the_other_half_type_is_foreign_to_a_region_that_a_model_is_known_to_run
         def forward(self, x, mask):
             return self.fc(x.to(torch.bfloat16))
     """,
+        )
+        == []
     )
 
 
@@ -242,9 +253,10 @@ def test_what_trains_by_itself_is_not_loaded_by_another_program(tmp_path: Path, 
     ("test", "mark"), [("self.fc.weight.dtype == torch.float16", ""), ("self.fc.training is None", "  # AMP404")]
 )
 def test_a_cast_under_a_test_of_the_dtype_fits_what_it_is_made_for(test: str, mark: str) -> None:
-    check(
-        train=TRAIN,
-        model=f"""
+    assert (
+        misjudged(
+            train=TRAIN,
+            model=f"""
     import torch
     from torch import nn
 
@@ -259,4 +271,6 @@ def test_a_cast_under_a_test_of_the_dtype_fits_what_it_is_made_for(test: str, ma
                 return self.inner(x.to(torch.float16)).sum(){mark}
             return self.inner(x).sum()
     """,
+        )
+        == []
     )

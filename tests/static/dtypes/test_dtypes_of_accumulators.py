@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.static.dtypes.judging import check, filled
+from tests.static.dtypes.judging import filled, misjudged
 
 SUMS = """
     import torch
@@ -26,7 +26,7 @@ SUMS = """
 
 
 def sums(start: str, body: str) -> None:
-    check(train=filled(SUMS.replace("START", start), body))
+    assert misjudged(train=filled(SUMS.replace("START", start), body)) == []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ AVERAGES = """
     ],
 )
 def test_averages_in_low_precision(body: str) -> None:
-    check(train=filled(AVERAGES, body))
+    assert misjudged(train=filled(AVERAGES, body)) == []
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_averages_in_low_precision(body: str) -> None:
     ],
 )
 def test_averages_in_float32_and_other_updates(body: str) -> None:
-    check(train=filled(AVERAGES, body))
+    assert misjudged(train=filled(AVERAGES, body)) == []
 
 
 TABLES = """
@@ -141,7 +141,7 @@ TABLES = """
     ],
 )
 def test_tables_that_are_cast_along(table: str, body: str) -> None:
-    check(train=filled(TABLES.replace("TABLE", table), body))
+    assert misjudged(train=filled(TABLES.replace("TABLE", table), body)) == []
 
 
 AVERAGED = """
@@ -166,6 +166,6 @@ AVERAGED = """
 )
 def test_averages_that_libraries_keep(module: str, name: str, method: str) -> None:
     known = {"module": module, "name": name, "method": method}
-    check(train=AVERAGED.format(**known, cast="", comment="  # AMP412"))
-    check(train=AVERAGED.format(**known, cast=".float()", comment=""))
-    check(train=AVERAGED.format(**{**known, "method": "eval"}, cast="", comment=""))
+    assert misjudged(train=AVERAGED.format(**known, cast="", comment="  # AMP412")) == []
+    assert misjudged(train=AVERAGED.format(**known, cast=".float()", comment="")) == []
+    assert misjudged(train=AVERAGED.format(**{**known, "method": "eval"}, cast="", comment="")) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.static.dtypes.judging import check, filled
+from tests.static.dtypes.judging import filled, misjudged
 
 PROGRAM = """
     import torch
@@ -43,18 +43,18 @@ LISTED = "optimizer = torch.optim.SGD([p for p in model.parameters() if p.requir
 def test_a_filter_on_what_is_trained(model: str, found: bool, optimizer: str) -> None:
     program = PROGRAM if "freeze" not in model else PROGRAM.replace("import torchvision", "")
     program = program.replace("    from peft import get_peft_model\n", "")
-    check(train=filled(program, f"{model}{'  # AMP403' if found else ''}\n{optimizer}"))
+    assert misjudged(train=filled(program, f"{model}{'  # AMP403' if found else ''}\n{optimizer}")) == []
 
 
 def test_a_filter_beside_adapters() -> None:
-    check(train=filled(PROGRAM, f"model = nn.Linear(8, 2)\nmodel.half()\n{LAMBDA}"))
+    assert misjudged(train=filled(PROGRAM, f"model = nn.Linear(8, 2)\nmodel.half()\n{LAMBDA}")) == []
 
 
 @pytest.mark.parametrize("test", ["p.dtype == torch.float32", "p.ndim > 1", "p.requires_grad and p.ndim > 1"])
 def test_another_filter(test: str) -> None:
     program = PROGRAM.replace("    from peft import get_peft_model\n", "")
     optimizer = f"optimizer = torch.optim.SGD([p for p in model.parameters() if {test}])"
-    check(train=filled(program, f"model = nn.Linear(8, 2)\nmodel.half()\n{optimizer}"))
+    assert misjudged(train=filled(program, f"model = nn.Linear(8, 2)\nmodel.half()\n{optimizer}")) == []
 
 
 MAKER = """
@@ -97,7 +97,7 @@ START = """
 
 @pytest.mark.parametrize(("flag", "comment"), [("True", "  # AMP403"), ("False", "")])
 def test_a_model_that_code_without_a_word_of_it_hands_to_a_trainer(flag: str, comment: str) -> None:
-    check(main=START.format(flag=flag), maker=MAKER.format(comment=comment), trainer=TRAINER)
+    assert misjudged(main=START.format(flag=flag), maker=MAKER.format(comment=comment), trainer=TRAINER) == []
 
 
 SCALED = """
@@ -129,4 +129,4 @@ SCALED = """
     ],
 )
 def test_a_scaled_loss_that_has_dimensions(loss: str, found: bool) -> None:
-    check(train=SCALED.replace("BODY", loss).replace("COMMENT", "  # AMP219" if found else ""))
+    assert misjudged(train=SCALED.replace("BODY", loss).replace("COMMENT", "  # AMP219" if found else "")) == []

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tests.static.dtypes.judging import check, filled
+from tests.static.dtypes.judging import filled, misjudged
 
 FORWARD = """
     import torch
@@ -35,7 +35,7 @@ FORWARD = """
 
 
 def forward(body: str) -> None:
-    check(train=filled(FORWARD, body))
+    assert misjudged(train=filled(FORWARD, body)) == []
 
 
 @pytest.mark.parametrize(
@@ -286,8 +286,9 @@ def test_bodies_that_are_wrong(body: str) -> None:
     ],
 )
 def test_decorated_losses(decorator: str, comment: str) -> None:
-    check(
-        train=f"""
+    assert (
+        misjudged(
+            train=f"""
         import torch
         import torch.nn.functional as F
 
@@ -300,13 +301,16 @@ def test_decorated_losses(decorator: str, comment: str) -> None:
                 with torch.autocast("cuda"):
                     loss = loss_of(model(x), y)
         """
+        )
+        == []
     )
 
 
 @pytest.mark.parametrize(("cast", "mark"), [(".to(dtype=torch.bfloat16)", ""), (".bfloat16()", ""), ("", "  # AMP405")])
 def test_parameters_are_cast_along_with_their_model(cast: str, mark: str) -> None:
-    check(
-        train=f"""
+    assert (
+        misjudged(
+            train=f"""
         import torch
         from torch import nn
 
@@ -332,4 +336,6 @@ def test_parameters_are_cast_along_with_their_model(cast: str, mark: str) -> Non
             for x, rows in loader:
                 model(x.bfloat16(), rows)
         """
+        )
+        == []
     )

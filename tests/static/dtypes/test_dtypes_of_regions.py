@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.static.dtypes.judging import check, filled
+from tests.static.dtypes.judging import filled, misjudged
 
 LOOP = """
     import torch
@@ -52,7 +52,7 @@ LOOP = """
     ],
 )
 def test_low_precision_goes_along(body: str) -> None:
-    check(train=filled(LOOP, body))
+    assert misjudged(train=filled(LOOP, body)) == []
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_low_precision_goes_along(body: str) -> None:
     ],
 )
 def test_what_stays_or_becomes_float32(body: str) -> None:
-    check(train=filled(LOOP, body))
+    assert misjudged(train=filled(LOOP, body)) == []
 
 
 CHOSEN_APART = """
@@ -134,7 +134,10 @@ def train(model, loader, optimizer, scaler, args, loss):
 )
 def test_a_cast_and_a_region_that_one_setting_chooses(autocast: str, dtype: str) -> None:
     source = CHOSEN_APART.format(autocast=autocast, dtype=dtype)
-    check(main=source.replace("autocast():", "autocast():  # AMP306") if dtype == "torch.bfloat16" else source)
+    assert (
+        misjudged(main=source.replace("autocast():", "autocast():  # AMP306") if dtype == "torch.bfloat16" else source)
+        == []
+    )
 
 
 def test_attention_is_asked_about_its_query_key_and_value() -> None:
@@ -151,6 +154,6 @@ def test_attention_is_asked_about_its_query_key_and_value() -> None:
                 use_separate_proj_weight=True, q_proj_weight=weights.q,
             )
     """
-    check(main=source.replace("ONE", "half"))
+    assert misjudged(main=source.replace("ONE", "half")) == []
     marked = source.replace("ONE", "float").replace("forward(\n", "forward(  # AMP310\n")
-    check(main=marked)
+    assert misjudged(main=marked) == []

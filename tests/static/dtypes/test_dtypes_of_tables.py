@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.static.dtypes.judging import check, filled
+from tests.static.dtypes.judging import filled, misjudged
 
 NETWORK = """
     import numpy as np
@@ -51,7 +51,7 @@ NETWORK = """
 
 
 def network(body: str) -> None:
-    check(train=filled(NETWORK, body))
+    assert misjudged(train=filled(NETWORK, body)) == []
 
 
 @pytest.mark.parametrize(
@@ -243,8 +243,14 @@ def test_a_positional_table_beside_embeddings_and_beside_a_layer() -> None:
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 model(x, mask)
     """
-    check(model=model, train=train)
-    check(model=model.replace("nn.Embedding(8", "nn.Linear(8").replace("size(1)])", "size(1)])  # AMP607"), train=train)
+    assert misjudged(model=model, train=train) == []
+    assert (
+        misjudged(
+            model=model.replace("nn.Embedding(8", "nn.Linear(8").replace("size(1)])", "size(1)])  # AMP607"),
+            train=train,
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -262,13 +268,14 @@ def test_models_that_are_cast_by_hand_take_their_buffers_along(cast: str, table:
     source = source.replace("torch.arange(8).float() / width", "torch.linspace(0, 1, 8)")
     source = source.replace(".cuda()\n", f".cuda().{cast}\n").replace("model(x, mask)", f"model(x.{cast}, mask)")
     source = source.replace('torch.autocast("cuda", dtype=torch.bfloat16)', "torch.inference_mode()")
-    check(train=source)
+    assert misjudged(train=source) == []
 
 
 def test_an_attribute_that_a_condition_replaces_may_be_either() -> None:
     """A distribution whose deviation is zero where nothing is drawn."""
-    check(
-        train="""
+    assert (
+        misjudged(
+            train="""
     import torch
     from torch import nn
 
@@ -295,4 +302,6 @@ def test_an_attribute_that_a_condition_replaces_may_be_either() -> None:
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 model(x, exact)
     """
+        )
+        == []
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.static.dtypes.judging import TRAIN, check, filled, messages, rule_of
+from tests.static.dtypes.judging import TRAIN, filled, messages, misjudged, rule_of
 
 CASTS = """
     import copy
@@ -44,7 +44,7 @@ CASTS = """
     ],
 )
 def test_trained_models_that_are_cast(body: str) -> None:
-    check(train=filled(CASTS, body))
+    assert misjudged(train=filled(CASTS, body)) == []
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,13 @@ def test_trained_models_that_are_cast(body: str) -> None:
     ],
 )
 def test_casts_that_train_nothing_low(body: str) -> None:
-    check(train=filled(CASTS, body))
+    assert misjudged(train=filled(CASTS, body)) == []
 
 
 def test_a_cast_after_the_training() -> None:
-    check(
-        train="""
+    assert (
+        misjudged(
+            train="""
         import torch
 
         def train(model, loader):
@@ -84,18 +85,21 @@ def test_a_cast_after_the_training() -> None:
             model.half()
             torch.save(model.state_dict(), "model.pt")
         """
+        )
+        == []
     )
 
 
 def test_the_optimizer_is_built_in_another_file() -> None:
-    check(
-        optim="""
+    assert (
+        misjudged(
+            optim="""
         import torch
 
         def build(model, lr):
             return torch.optim.AdamW(model.parameters(), lr=lr)
         """,
-        train="""
+            train="""
         import torch
         from optim import build
 
@@ -108,6 +112,8 @@ def test_the_optimizer_is_built_in_another_file() -> None:
                 loss.backward()
                 optimizer.step()
         """,
+        )
+        == []
     )
 
 
@@ -140,11 +146,14 @@ def test_half_parameters_with_a_scaler_can_be_told(step: str) -> None:
     ],
 )
 def test_optimizers_whose_eps_stays(optimizer: str) -> None:
-    check(train=filled(CASTS, f"model.half()  # AMP402\noptimizer = torch.optim.{optimizer}"))
+    assert misjudged(train=filled(CASTS, f"model.half()  # AMP402\noptimizer = torch.optim.{optimizer}")) == []
 
 
 def test_bfloat16_holds_the_eps_of_adam() -> None:
-    check(train=filled(CASTS, "model.bfloat16()  # AMP402\noptimizer = torch.optim.Adam(model.parameters())"))
+    assert (
+        misjudged(train=filled(CASTS, "model.bfloat16()  # AMP402\noptimizer = torch.optim.Adam(model.parameters())"))
+        == []
+    )
 
 
 SCALED = """
@@ -174,7 +183,7 @@ SCALED = """
     ],
 )
 def test_float16_parameters_under_a_scaler(body: str, rule: str) -> None:
-    check(train=filled(SCALED.replace("COMMENT", f"  # {rule}"), body))
+    assert misjudged(train=filled(SCALED.replace("COMMENT", f"  # {rule}"), body)) == []
 
 
 @pytest.mark.parametrize(
@@ -182,8 +191,9 @@ def test_float16_parameters_under_a_scaler(body: str, rule: str) -> None:
     [("", "  # AMP408"), ("@restoring", "")],
 )
 def test_a_default_dtype_that_a_decorator_restores(wrapper: str, comment: str) -> None:
-    check(
-        train=f"""
+    assert (
+        misjudged(
+            train=f"""
         import torch
         from tools import restoring
         from torch import nn
@@ -201,6 +211,8 @@ def test_a_default_dtype_that_a_decorator_restores(wrapper: str, comment: str) -
                 model(x).sum().backward()
                 optimizer.step()
         """
+        )
+        == []
     )
 
 
@@ -229,5 +241,15 @@ def test_a_model_is_said_to_run_under_autocast_where_it_does() -> None:
     """
     plain = "loss = model(torch.randn(4).half()).sum()"
     under = 'with torch.autocast("cuda"):\n            loss = model(torch.randn(4)).sum()'
-    check(net=net, main=TRAIN.replace("from model", "from net"), half=half.format(mark="  # AMP402", region=plain))
-    check(net=net, main=TRAIN.replace("from model", "from net"), half=half.format(mark="  # AMP401", region=under))
+    assert (
+        misjudged(
+            net=net, main=TRAIN.replace("from model", "from net"), half=half.format(mark="  # AMP402", region=plain)
+        )
+        == []
+    )
+    assert (
+        misjudged(
+            net=net, main=TRAIN.replace("from model", "from net"), half=half.format(mark="  # AMP401", region=under)
+        )
+        == []
+    )
