@@ -10,7 +10,8 @@ from amp_audit.records import replace
 from amp_audit.static.binding import project
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.arguments import Named, dtype_of
-from amp_audit.static.dtypes.evaluate import OPTIONS, Evaluation, Frame, has_decorator, region_of
+from amp_audit.static.dtypes.evaluate import OPTIONS, Evaluation, has_decorator, region_of
+from amp_audit.static.dtypes.frames import Frame
 from amp_audit.static.dtypes.freezing import tests_of
 from amp_audit.static.dtypes.models import GATHER
 from amp_audit.static.dtypes.record import Cast

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, get_args
 
@@ -12,16 +11,16 @@ from amp_audit import policy
 from amp_audit.records import replace
 from amp_audit.static.binding import project
 from amp_audit.static.binding.fields import Fields
-from amp_audit.static.dtypes.arguments import Named, computed, dtype_of, info_attribute, torch_dtype
+from amp_audit.static.dtypes.arguments import Named, computed, info_attribute, torch_dtype
+from amp_audit.static.dtypes.frames import Frame
 from amp_audit.static.dtypes.freezing import Freezing
-from amp_audit.static.dtypes.models import Models
+from amp_audit.static.dtypes.truths import Truths
 from amp_audit.static.dtypes.values import (
     ANY,
     HALVED,
     HALVES,
     NOTHING,
     NUMBER,
-    UNKNOWN,
     Const,
     DType,
     Either,
@@ -41,7 +40,6 @@ from amp_audit.static.dtypes.values import (
     Value,
     element,
     extended,
-    is_none,
     join,
     options,
     part_of,
@@ -64,30 +62,10 @@ ARITHMETIC = {
     "@": "matmul",
 }
 OPTIONS = frozenset({"args", "cfg", "config", "conf", "opt", "opts", "hparams", "flags", "options", "hps", "hp"})
-_NEVER_EAGER = frozenset({"torch.jit.is_scripting", "torch.jit.is_tracing", "torch.onnx.is_in_onnx_export"})
-"""What is false while a program trains."""
 _TENSOR_WORDS = ("shape", "ndim", "nbytes", "itemsize")
 
 
-@dataclass(slots=True)
-class Frame:
-    """One call in progress. ``outer`` are the names of the functions around; ``setup``: an object is made; ``guards``:
-    the unknown conditions around the call; ``given``: the parameters, where other code calls it.
-    """
-
-    module: ir.Module
-    env: dict[str, Value]
-    outer: Mapping[str, Value] = field(default_factory=dict)
-    cls: project.ClassRef | None = None
-    bound: Value | None = None
-    setup: bool = False
-    guards: int = 0
-    given: frozenset[str] = frozenset()
-    returns: list[Value] = field(default_factory=list)
-    yields: list[Value] = field(default_factory=list)
-
-
-class Evaluation(Models):
+class Evaluation(Truths):
     """Evaluates expressions in the frame at hand. ``modules`` are the names of modules whose own code ran."""
 
     def __init__(self, code: project.Project) -> None:
@@ -492,55 +470,6 @@ class Evaluation(Models):
         value = self.eval(node)
         return reduce(join, map(element, options(value)))
 
-    def truth(self, node: ir.Expr) -> bool | None:
-        """Whether a condition holds, where that is known: constants, dtypes, None."""
-        if isinstance(node, ir.Unary) and node.op == "not":
-            inner = self.truth(node.operand)
-            return None if inner is None else not inner
-        if isinstance(node, ir.BoolOp):
-            left, right = self.truth(node.left), self.truth(node.right)
-            decisive = node.op == "or"
-            if decisive in (left, right):
-                return decisive
-            return (not decisive) if left is right is (not decisive) else None
-        if isinstance(node, ir.Compare) and len(node.rest) == 1:
-            op, right_node = node.rest[0]
-            return self._compared(op, self.eval(node.left), self.eval(right_node))
-        if isinstance(node, ir.Call):
-            return self._called_truth(node)
-        if isinstance(node, ir.Const):
-            return bool(node.value)
-        return self._given_truth(node) if isinstance(node, ir.Name) else None
-
-    def _given_truth(self, node: ir.Name) -> bool | None:
-        """The truth of a flag that this call of the function is given; one that a program sets may be set otherwise."""
-        value = self.frame.env.get(node.id) if node.id in self.frame.given else None
-        told = isinstance(value, Const) and isinstance(value.value, bool) and not value.assumed
-        return bool(value.value) if isinstance(value, Const) and told else None
-
-    def _compared(self, op: str, left: Value, right: Value) -> bool | None:
-        negated = op in ("!=", "is not", "not in")
-        if op in ("is", "is not") and is_none(right):
-            if is_none(left):
-                return None if isinstance(left, Const) and left.assumed else not negated
-            return negated if isinstance(left, (Tensor, Layer, Object)) else None
-        if isinstance(left, DType) and op in ("==", "!=", "is", "is not") and isinstance(right, DType):
-            return _same_dtype(left, right, negated)
-        if isinstance(left, DType) and op in ("in", "not in") and isinstance(right, Items):
-            found = [_same_dtype(left, dtype_of(item), False) for item in right.items]
-            answer = True if True in found else None if None in found else False
-            return None if answer is None else answer is not negated
-        return None
-
-    def _called_truth(self, node: ir.Call) -> bool | None:
-        func = self.eval(node.func) if isinstance(node.func, (ir.Attr, ir.Name)) else None
-        name = (
-            func.dotted if isinstance(func, project.External) else func.function.name if isinstance(func, Func) else ""
-        )
-        if name.endswith("is_autocast_enabled"):
-            return self.live is not None if self.regions else None
-        return False if name in _NEVER_EAGER else None
-
 
 def _picks(index: Value) -> bool:
     """Whether an index holds tensors or lists, so that writing to it is ``index_put_`` and not a copy to a view."""
@@ -593,14 +522,6 @@ def _is_number(value: Value) -> bool:
 def _is_huge(value: Const) -> bool:
     """Whether a number is as large as masks have it."""
     return value.number is not None and abs(value.number) >= policy.MAX_FINITE["float16"]
-
-
-def _same_dtype(left: DType, right: DType, negated: bool) -> bool | None:
-    if UNKNOWN in left.dtypes | right.dtypes or (left.dtypes | right.dtypes) & {"low"}:
-        return None
-    if not left.dtypes & right.dtypes:
-        return negated
-    return not negated if len(left.dtypes) == len(right.dtypes) == 1 else None
 
 
 def _tensor_attribute(base: Tensor, name: str) -> Value:

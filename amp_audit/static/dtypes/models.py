@@ -24,6 +24,7 @@ from amp_audit.static.dtypes.arguments import (
     told_dtype,
     torch_dtype,
 )
+from amp_audit.static.dtypes.arrays import made_by_numpy
 from amp_audit.static.dtypes.ops import DEFAULT, Operations
 from amp_audit.static.dtypes.record import Cast, Place, Training
 from amp_audit.static.dtypes.values import (
@@ -87,26 +88,6 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
     "Embedding": ("num_embeddings", "embedding_dim"),
 }
 """The sizes of layers that become dimensions of a matrix product."""
-_NUMPY_FLOATS = frozenset(
-    {
-        *(
-            "zeros",
-            "ones",
-            "eye",
-            "linspace",
-            "logspace",
-            "rand",
-            "randn",
-            "random",
-            "normal",
-            "uniform",
-            "standard_normal",
-        )
-    }
-)
-"""Functions of NumPy, and methods of its generators, that make arrays of float64."""
-_NUMPY_DRAWS = {"normal": 3, "uniform": 3, "random": 1, "standard_normal": 1, "rand": 1, "randn": 1}
-"""Those that give a number where they are given no size: by how many arguments a size is given."""
 _NUMPY_GENERATORS = frozenset({"default_rng", "RandomState", "Generator"})
 _HALF_PROOF = re.compile(r"t5|t0|ul2", re.IGNORECASE)
 """Those whose loader keeps the overflowing weights in float32, which autocast undoes."""
@@ -434,11 +415,7 @@ class Models(Operations):
         if name in _NUMPY_GENERATORS:
             self.libraries[self.path, at] = f"numpy.random.{name}"
             return Opaque((self.path, at), name)
-        if name not in _NUMPY_FLOATS:
-            return NOTHING
-        if name in _NUMPY_DRAWS and len(args) < _NUMPY_DRAWS[name] and not named.keys() & {"size", "dtype"}:
-            return NUMBER
-        return Tensor(dtype_of(named["dtype"]).dtypes if "dtype" in named else frozenset({"float64"}))
+        return made_by_numpy(name, args, named)
 
     def _loaded(self, name: str, named: Named, at: int) -> None:
         """``from_pretrained(name)`` of a model that was trained in bfloat16."""

@@ -16,7 +16,8 @@ from amp_audit.records import replace
 from amp_audit.static.binding import project
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.calls import Calls
-from amp_audit.static.dtypes.evaluate import ARITHMETIC, Frame, has_decorator, region_of
+from amp_audit.static.dtypes.evaluate import ARITHMETIC, has_decorator, region_of
+from amp_audit.static.dtypes.frames import Frame
 from amp_audit.static.dtypes.ops import Entry, Loop
 from amp_audit.static.dtypes.record import Cast
 from amp_audit.static.dtypes.values import (

@@ -1,0 +1,28 @@
+"""Calls in progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from amp_audit.static.binding import project
+from amp_audit.static.dtypes.values import Value
+from amp_audit.static.source import ir
+
+
+@dataclass(slots=True)
+class Frame:
+    """One call in progress. ``outer`` are the names of the functions around; ``setup``: an object is made; ``guards``:
+    the unknown conditions around the call; ``given``: the parameters, where other code calls it.
+    """
+
+    module: ir.Module
+    env: dict[str, Value]
+    outer: Mapping[str, Value] = field(default_factory=dict)
+    cls: project.ClassRef | None = None
+    bound: Value | None = None
+    setup: bool = False
+    guards: int = 0
+    given: frozenset[str] = frozenset()
+    returns: list[Value] = field(default_factory=list)
+    yields: list[Value] = field(default_factory=list)
