@@ -116,8 +116,8 @@ def is_device(text: str) -> bool:
     return any(word in text.lower() for word in words) and not is_dtype(text.lower().replace("device_type", ""))
 
 
-_WIDEST_HALF = Const.of(2048, assumed=True)
-"""What half of a width is taken for: widths of heads and embeddings are not larger than 4096."""
+_HALF_WIDTH = Const.of(256, assumed=True)
+"""What half of a width is taken for that is not known: heads are not wider than 512."""
 
 
 def numbers_of(name: str, args: Sequence[Value], named: Named) -> tuple[tuple[str, Const], ...]:
@@ -129,7 +129,7 @@ def numbers_of(name: str, args: Sequence[Value], named: Named) -> tuple[tuple[st
     values.update({key: value for key, value in named.items() if key in parameters})
     found = {key: value for key, value in values.items() if isinstance(value, Const) and value.number is not None}
     if name == "arange":
-        found.update({key: _WIDEST_HALF for key, value in values.items() if value == HALVED})
+        found.update({key: _HALF_WIDTH for key, value in values.items() if value == HALVED})
     for key, default in surface.DEFAULTS.get(name, {}).items():
         if key not in values:
             found[key] = Const.of(default)

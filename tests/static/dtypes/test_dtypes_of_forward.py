@@ -179,8 +179,9 @@ def test_lines_that_are_wrong(line: str, rule: str) -> None:
         """,
         "h = h.masked_fill(mask, -1e4 if h.dtype in (torch.float16, torch.bfloat16) else -1e9)",
         "h = h.masked_fill(mask, {torch.float16: -1e4, torch.float32: -1e9}[h.dtype])",
-        # half of a width is within the integers that float16 has
+        # half of a head's width is within the integers that float16 and bfloat16 have
         "h = h * torch.arange(x.shape[-1] // 2, dtype=h.dtype).repeat(2)",
+        "h = h * torch.arange(x.shape[-1] // 2, dtype=torch.bfloat16).repeat(2)",
         # cast on the way
         """
         if h.dtype != torch.float32:
