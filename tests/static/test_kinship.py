@@ -180,3 +180,66 @@ class Pair:
 def test_what_an_optimizer_has_the_parameters_of_is_a_model(between: str, expected: set[str]) -> None:
     """``self.d`` was handed over; that it is a model is only said of it under its other name."""
     assert ids(PAIR.format(between=between)) == expected
+
+
+CHOSEN = """
+import torch
+from torch import nn
+from parallel import is_parallel
+
+judge = nn.Linear(4, 4)
+
+class A(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.autocast("cuda", enabled=False):
+            self.layer = nn.Linear(4, 4)
+    def forward(self, x):
+        return self.layer(x)
+    def trained(self):
+        return nn.ModuleDict({"a": self})
+
+class B(A):
+    def trained(self):
+        return nn.ModuleDict({"b": self})
+
+class Base:
+    def __init__(self, cfg):
+        self.cfg = cfg
+        if cfg.name == "a":
+            model = A()
+        elif cfg.name == "b":
+            model = B()
+        else:
+            raise NotImplementedError
+        if cfg.parallel:
+            self.model = nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[0])
+        else:
+            self.model = model.cuda()
+
+    @property
+    def network(self):
+        return self.model.module if is_parallel(self.model) else self.model
+
+class Trainer(Base):
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        self.optimizer = torch.optim.AdamW(self.network.trained().parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def step(self, x):
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = judge(self.model(x)).mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(MODEL.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+"""
+
+
+@pytest.mark.parametrize(("clipped", "expected"), [("self.model", set()), ("judge", {"AMP202"})])
+def test_one_of_several_models_is_one_model(clipped: str, expected: set[str]) -> None:
+    """Whichever a setting chose, what it gives of itself is a part of it, and another model is none."""
+    assert ids(CHOSEN.replace("MODEL", clipped)) & {"AMP202"} == expected

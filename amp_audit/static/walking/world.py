@@ -39,6 +39,7 @@ from amp_audit.static.walking.values import (
     Value,
     is_there,
     key_of,
+    label,
     options,
     rounds_of,
     short,
@@ -565,10 +566,24 @@ def either(one: Value, two: Value) -> Value:
             ran=one.ran | two.ran,
             plain=one.plain and two.plain,
         )
+    if isinstance(one, Instance) and isinstance(two, Instance) and one.model and two.model:
+        return Instance(_one_of(one.id, two.id), None, True)
     if isinstance(one, Table) and isinstance(two, Table):
         other = dict(two.items)
         return Table(tuple((key, either(item, other[key])) for key, item in one.items if key in other), True)
     return Symbol(short(f"either({key_of(one)},{key_of(two)})"))
+
+
+_ONE_OF = "one of"
+
+
+def _one_of(*identities: Hashable) -> Hashable:
+    """The identity of what is one of some models, whichever was built."""
+    found: set[Hashable] = set()
+    for identity in identities:
+        several = isinstance(identity, tuple) and identity[:1] == (_ONE_OF,)
+        found.update(identity[1:] if isinstance(identity, tuple) and several else (identity,))
+    return (_ONE_OF, *sorted(found, key=label))
 
 
 def _is_number(value: Value) -> bool:
