@@ -11,6 +11,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found,unused-ignore]  # which ``signal`` calls, whoever imported it before
 import _thread
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -85,15 +86,19 @@ class _Waiting:
 
     @passing("handler")
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        if is_at_work(frame):
-            # From here on nothing may be called: it would be the next occasion.
-            descriptor = _WAKE[-1]
-            _AGAIN[number]
-            try:  # noqa: SIM105
-                _WAKE[descriptor]
-            except (ValueError, OSError):  # closed by now
-                pass
-            return None
+        if frame is not None and is_at_work(frame):
+            if _ENTRY_IS_ENDLESS and (sys.gettrace() or sys.getprofile()):
+                if _await_event(number, frame):
+                    return None
+            else:
+                # From here on nothing may be called: it would be the next occasion.
+                descriptor = _WAKE[-1]
+                _AGAIN[number]
+                try:  # noqa: SIM105
+                    _WAKE[descriptor]
+                except (ValueError, OSError):  # closed by now
+                    pass
+                return None
         try:
             return self.handler(number, frame)
         except BaseException as error:
@@ -117,6 +122,48 @@ class _Wake(dict[int, int]):
 
 
 _AGAIN, _WAKE = _Again(), _Wake()
+
+_ENTRY_IS_ENDLESS = sys.version_info[:2] == (3, 11)
+"""Whether a function that is traced is not entered before no signal is marked as one that has come."""
+
+_MARKS = Handlers.start.__code__.co_filename
+
+_later: dict[int, None] = {}
+"""Signals to be marked at the next event of a trace."""
+
+
+def _await_event(number: int, frame: FrameType) -> bool:
+    """Have a signal marked at the next event of a trace of our own, beside the program's; False if there is no room."""
+    _later[number] = None
+    if sys.getprofile() in (None, _mark_all):
+        sys.setprofile(_mark_all)
+    elif sys.gettrace() in (None, _mark_all):
+        frame.f_trace = _mark_all
+        sys.settrace(_mark_all)
+    else:
+        _later.pop(number, None)
+        return False
+    return True
+
+
+def _mark_all(frame: FrameType, event: str, argument: Any) -> None:
+    """Called at the events of a trace; the first ones are the end of the handler itself."""
+    if frame.f_code.co_filename == _MARKS:
+        return
+    if sys.getprofile() is _mark_all:
+        sys.setprofile(None)
+    if sys.gettrace() is _mark_all:
+        sys.settrace(None)
+    numbers = tuple(_later)
+    _later.clear()
+    # As above: nothing may be called from the first mark on.
+    marks = map(_AGAIN.__getitem__, numbers)
+    descriptor = _WAKE[-1]
+    _ = (*marks,)
+    try:  # noqa: SIM105
+        _WAKE[descriptor]
+    except (ValueError, OSError):
+        pass
 
 
 def _waiting(handler: Any) -> Any:

@@ -151,6 +151,70 @@ def test_a_handler_that_ends_the_program_ends_it(raising: str, code: int, said: 
         assert [note for record in run.trace.steps for note in record.notes] == []
 
 
+PRESSED = """
+import cProfile, os, random, signal, sys, threading, time
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+caught = 0
+
+
+def press():
+    clock = random.Random(1)
+    for number in range(1, 101):
+        time.sleep(clock.uniform(0, 0.01))
+        os.kill(os.getpid(), signal.SIGINT)
+        until = time.monotonic() + 60
+        while caught < number:
+            time.sleep(0.0002)
+            if time.monotonic() > until:
+                os._exit(9)
+
+
+def step():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(torch.randn(4, 8)).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+{begin}
+step()
+thread = threading.Thread(target=press)
+thread.start()
+while caught < 100:
+    try:
+        while True:
+            step()
+    except KeyboardInterrupt:
+        caught += 1
+thread.join()
+"""
+
+
+@posix
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "pass",
+        "sys.settrace(lambda frame, event, argument: None)",
+        "cProfile.Profile().enable()",
+        "cProfile.Profile().enable()\nsys.settrace(lambda frame, event, argument: None)",
+    ],
+    ids=["plain", "trace", "profile", "both"],
+)
+def test_each_ctrl_c_comes_through(begin: str, tmp_path: Path) -> None:
+    """Python 3.11 enters no function that is traced while a signal is marked as one that has come."""
+    (tmp_path / "train.py").write_text(PRESSED.format(begin=begin))
+    run = audited(["train.py"], tmp_path, steps=None, sample="all", deep="all")
+    assert (run.code, run.stderr) == (0, b"")
+
+
 class Told(Exception):
     pass
 
