@@ -47,7 +47,8 @@ def subscript(base: Value, index: Value) -> Value:
     volatile = is_volatile(base) or is_volatile(index)
     text = f"{base.text}[{key_of(index)}]" if isinstance(base, Symbol) and base.text else ""
     param = isinstance(base, Symbol) and base.param
-    return Symbol(indexed(key_of(base), key_of(index)), text, volatile, param)
+    giver = base.giver if isinstance(base, Symbol) else None
+    return Symbol(indexed(key_of(base), key_of(index)), text, volatile, param, giver)
 
 
 def display(values: list[Value]) -> Value:

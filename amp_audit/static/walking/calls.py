@@ -112,14 +112,15 @@ class Caller(Evaluator):
 
     def call(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
         if isinstance(callee, Func):
-            return self._call_func(callee, node, args, named, world)
+            return self.effects.given_back(callee, node, args, named, self._call_func(callee, node, args, named, world))
         if isinstance(callee, Partial):
             return self.call(callee.func, node, [*callee.args, *args], {**dict(callee.named), **named}, world)
         if isinstance(callee, project.ClassRef):
             return self._instantiate(callee, node, args, named, world)
         if isinstance(callee, Instance):
             return self._call_instance(callee, node, args, named, world)
-        return self.effects.call(callee, node, args, named, world)
+        results = self.effects.call(callee, node, args, named, world)
+        return self.effects.given_back(callee, node, args, named, results)
 
     def _call_func(
         self, func: Func, node: ir.Call, args: list[Value], named: dict[str, Value], world: World

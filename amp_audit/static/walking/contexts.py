@@ -14,7 +14,8 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_settings
 from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.boundaries import ACCUMULATION
-from amp_audit.static.walking.ducks import Ducks
+from amp_audit.static.walking.ducks import builds
+from amp_audit.static.walking.exchanges import Exchanges
 from amp_audit.static.walking.hot import dotted
 from amp_audit.static.walking.kinship import note_made
 from amp_audit.static.walking.lineage import FROZEN, UNCACHED, UNSEEN, computed_in, thaw, together, with_children
@@ -57,20 +58,13 @@ _OF_TEXTS = frozenset(
 _LOSS_SCALE = re.compile(
     r"^_?((loss|grad|cur|current|dynamic|static|fp16|amp)_?scale|scale_?(loss|grad)s?)$", re.IGNORECASE
 )
-_MAKER = re.compile(
-    r"^((create|build|make|get|init|define|load|new)_?\w*(model|net|network|encoder|decoder|generator|discriminator)s?"
-    r"|(create|build|make|init|define|new)_?\w*(optim|optimizer|scheduler|scaler)s?"
-    r"|(create|build|make|new)|(magic)?mock)$",
-    re.IGNORECASE,
-)
-"""Of optimizers and scalers, which are there once, ``get`` gives the same one again."""
 _REFERENCE = re.compile(r"(^|_)(ref|reference)(_|$)", re.IGNORECASE)
 _SEEN = ("torch.", "builtins.")
 _NORMS = frozenset({"norm", "vector_norm", "square", "pow"})
 _FACTS_OF_TENSORS = frozenset({"shape", "device", "dtype", "ndim", "requires_grad", "is_cuda"})
 
 
-class Contexts(Ducks):
+class Contexts(Exchanges):
     """What surrounds the calls: contexts, attributes, forwards and their outputs."""
 
     def as_context(self, value: Value) -> Value | None:
@@ -176,7 +170,7 @@ class Contexts(Ducks):
             if models:  # what it is given to run, it runs
                 return together([self._run(model, node.at, world) for model in models], live)
         volatile = any(map(is_volatile, values))
-        apart = f" at {node.at}{world.stamp if world.stamp and values else ''}" if _builds(callee, node) else ""
+        apart = f" at {node.at}{world.stamp if world.stamp and values else ''}" if builds(callee, node) else ""
         key = short(f"{key_of(callee)}({','.join(map(key_of, values))}){apart}")
         note_made(key, callee, last_word(node.func), given, world)
         if world.stamp and is_settings(last_word(node.func)):
@@ -274,12 +268,6 @@ def _veils(value: Value) -> bool:
     if isinstance(value, External):
         return not value.dotted.startswith(("contextlib.", "torch."))
     return isinstance(value, (Symbol, Instance, Method))
-
-
-def _builds(callee: Value, node: ir.Call) -> bool:
-    """Whether code that is not followed is called a maker of models or optimizers: each call of it makes another."""
-    known = isinstance(callee, (External, Func))
-    return bool(_MAKER.search(key_of(callee).rpartition(":")[2].rpartition(".")[2] if known else last_word(node.func)))
 
 
 def _still_taken(callee: Value, kind: str, node: ir.Call) -> str:

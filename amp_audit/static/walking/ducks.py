@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 
 from amp_audit.records import replace
 from amp_audit.state import get
+from amp_audit.static.binding.project import External
+from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_scheduler
+from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.values import (
+    Func,
     Symbol,
     Value,
+    key_of,
 )
 from amp_audit.static.walking.world import World
 
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
     from amp_audit.static.walking.calls import Caller
 
 OWNING = frozenset({"parameters", "named_parameters", "buffers", "trainable_parameters"})
-_OPTIMIZER_NAME = re.compile(r"optim|^opt$|^opt_|_opt$|^[dg]_opt|opt_[dg]$", re.IGNORECASE)
+OPTIMIZER_NAME = re.compile(r"optim|^opt$|^opt_|_opt$|^[dg]_opt|opt_[dg]$", re.IGNORECASE)
 _API = frozenset(
     {"scale", "unscale_", "step", "update", "get_scale", "is_enabled", "state_dict", "load_state_dict"}
     | {f"{verb}_{what}" for verb in ("get", "set") for what in ("growth_factor", "backoff_factor", "growth_interval")}
@@ -26,6 +31,13 @@ _API = frozenset(
 """The methods of torch's GradScaler. What has others as well is a wrapper around one, or scales in its own way."""
 _AVERAGE_NAME = re.compile(r"(^|_)ema(_|$)|^EMA|EMA$|(^|_)swa_model$|moving_?average", re.IGNORECASE)
 _AVERAGING = frozenset({"update", "update_parameters", "step", "update_ema"})
+_MAKER = re.compile(
+    r"^((create|build|make|get|init|define|load|new)_?\w*(model|net|network|encoder|decoder|generator|discriminator)s?"
+    r"|(create|build|make|init|define|new)_?\w*(optim|optimizer|scheduler|scaler)s?"
+    r"|(create|build|make|new)|(magic)?mock)$",
+    re.IGNORECASE,
+)
+"""Of optimizers and scalers, which are there once, ``get`` gives the same one again."""
 SCALER_NAME = re.compile(r"scaler$|^scaler|grad_scaler", re.IGNORECASE)
 
 
@@ -60,9 +72,12 @@ class Ducks:
 
     def holds_scaler(self, symbol: Symbol, world: World) -> bool:
         """Whether something has a scaler by which the code itself unscales: its own ``step`` goes through it."""
+        return self.uses_scaler_of(symbol.text, frozenset({"unscale_"}), world)
+
+    def uses_scaler_of(self, text: str, by: frozenset[str], world: World) -> bool:
         methods = self.walker.heat.methods(world.frame.module)
-        names = (f"{symbol.text}.{name}" for name in ("scaler", "grad_scaler"))
-        return bool(symbol.text) and any("unscale_" in methods.get(name, ()) for name in names)
+        names = (f"{text}.{name}" for name in ("scaler", "grad_scaler"))
+        return bool(text) and any(not by.isdisjoint(methods.get(name, ())) for name in names)
 
     def is_optimizer(self, symbol: Symbol, world: World) -> bool:
         used = self.methods_used(symbol, world)
@@ -70,7 +85,7 @@ class Ducks:
             return False
         if is_scheduler(tail(symbol)) and "zero_grad" not in used:  # whatever made it may have made an optimizer too
             return False
-        named = bool(_OPTIMIZER_NAME.search(tail(symbol)))
+        named = bool(OPTIMIZER_NAME.search(tail(symbol)))
         return symbol.key in self.stepped or ("step" in used and "zero_grad" in used) or named
 
     def is_model(self, symbol: Symbol, world: World) -> bool:
@@ -92,6 +107,12 @@ class Ducks:
         if not key or not text or part.text.rpartition(".")[2] != name or not self.is_model(above, world):
             return part
         return self.whole(above, world)
+
+
+def builds(callee: Value, node: ir.Call) -> bool:
+    """Whether code that is not followed is called a maker of models or optimizers: each call of it makes another."""
+    known = isinstance(callee, (External, Func))
+    return bool(_MAKER.search(key_of(callee).rpartition(":")[2].rpartition(".")[2] if known else last_word(node.func)))
 
 
 def is_average(name: str, method: str) -> bool:

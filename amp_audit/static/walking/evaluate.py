@@ -278,7 +278,7 @@ class Evaluator(abc.ABC):
             if chosen is not None:
                 return self.follow(chosen, at, [], {}, world)
             key, shown = extended(base.key, name), f"{base.text}.{name}" if base.text else text
-            return [(Symbol(key, shown, base.volatile, base.param), world)]
+            return [(Symbol(key, shown, base.volatile, base.param, base.giver), world)]
         return [(self.effects.get_attribute(base, name, world), world)]
 
     def _member(

@@ -368,6 +368,9 @@ class Methods(Ranks):
         if self.is_scaler(base, world) and name in _OF_SCALERS:
             return self._duck_scaler(base, name, node, args, named, world)
         if name in ("step", "zero_grad", "state_dict") and self.is_optimizer(base, world):
+            if name == "step" and self.knows_scaler(base, "optimizer", world):
+                self.walker.emit(world, Event(Kind.STEP, optimizer=base.key, via=Via.FRAMEWORK), node.at)
+                return [(NONE, world)]
             return self._optimizer(base.key, name, node, args, named, world)
         self.threaded(f"{base.key} {base.text}", name, args, named, node.at, world)
         if name == "register_comm_hook":
@@ -376,7 +379,8 @@ class Methods(Ranks):
             self.walker.emit(world, Event(Kind.AVERAGE), node.at)
             return [(NONE, world)]
         if name == "step" and is_scheduler(tail(base)):
-            self.walker.emit(world, Event(Kind.SCHEDULER_STEP, given=bool(args or named)), node.at)
+            if not self.knows_scaler(base, "schedule", world):
+                self.walker.emit(world, Event(Kind.SCHEDULER_STEP, given=bool(args or named)), node.at)
             return [(NONE, world)]
         whole = self.whole(base, world)
         if name in OWNING:

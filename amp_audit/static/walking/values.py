@@ -24,18 +24,30 @@ MOST_KEPT = 1 << 16
 
 
 @record(frozen=True, slots=True)
+class Giver:
+    """What gave a value: the id of an instance, the name of a symbol, None for a function; and what it was ``handed``
+    before (optimizer | schedule | scaler).
+    """
+
+    id: Hashable
+    handed: frozenset[str]
+
+
+@record(frozen=True, slots=True)
 class Symbol:
     """Something unknown that keeps its identity: a parameter, an attribute of one, the result of an unknown call.
 
     ``key`` names it across functions, ``text`` is the dotted name by which the code at hand calls it (``""``: none),
     by which it is recognised through the methods used on it. ``volatile``: it changes from iteration to iteration.
-    ``param``: it came from outside the code that was followed.
+    ``param``: it came from outside the code that was followed. ``giver``: what gave it, or what it is a part of, in
+    exchange for something of its kind.
     """
 
     key: str
     text: str = ""
     volatile: bool = False
     param: bool = False
+    giver: Giver | None = None
 
 
 @record(frozen=True, slots=True)

@@ -571,7 +571,8 @@ def either(one: Value, two: Value) -> Value:
     if isinstance(one, Table) and isinstance(two, Table):
         other = dict(two.items)
         return Table(tuple((key, either(item, other[key])) for key, item in one.items if key in other), True)
-    return Symbol(short(f"either({key_of(one)},{key_of(two)})"))
+    giver = one.giver if isinstance(one, Symbol) and isinstance(two, Symbol) and one.giver == two.giver else None
+    return Symbol(short(f"either({key_of(one)},{key_of(two)})"), giver=giver)
 
 
 _ONE_OF = "one of"
