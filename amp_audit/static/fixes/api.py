@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from amp_audit.model import Confidence, Edit, Fix
+from amp_audit.static.binding.canonical import canonical
 from amp_audit.static.binding.names import Bound, Imported
 from amp_audit.static.binding.origins import Where
 from amp_audit.static.binding.project import Scope
@@ -15,17 +16,8 @@ from amp_audit.static.raw import RawFinding
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import expressions, statements, walk
 from amp_audit.static.spots.gates import is_gated
+from amp_audit.static.spots.moved import MOVED
 from amp_audit.static.spots.sites import Site, inside
-
-_MOVED = {
-    f"torch.{device}.amp.{name}": (device, name)
-    for device, names in (
-        ("cuda", ("autocast", "GradScaler", "custom_fwd", "custom_bwd")),
-        ("cpu", ("autocast", "GradScaler")),
-    )
-    for name in names
-}
-"""Deprecated names with the device that their replacement in ``torch.amp`` is given."""
 
 _GETTERS = {
     f"torch.{verb}_autocast_{word}_{noun}": (f"{verb}_autocast_{noun}", device)
@@ -36,11 +28,15 @@ _GETTERS = {
 
 def deprecated(raw: RawFinding, draft: Draft) -> Fix:
     """AMP101: the same call by its new name. Uses that share an import move together, and the import with them."""
+    node = draft.statements.get(raw.at)
+    if isinstance(node, ir.Import):
+        root, target = next(one for one in node.bindings if canonical(one[1]) in MOVED)
+        return _moved_together(root, (node, target), draft)
     site = draft.site(raw.at)
     name = _name(site, draft)
     if name in _GETTERS:
         return _getter(site, *_GETTERS[name], draft)
-    if name not in _MOVED:
+    if name not in MOVED:
         raise Unfixable("no replacement that takes the same arguments")
     root, path = _chain(site.call.func)
     if draft.project.qualified(draft.module, ir.Name(0, root), site.where.scope) == "torch":
@@ -79,7 +75,7 @@ def _moved_in_place(site: Site, name: str, torch: str, draft: Draft) -> Fix:
 
     ``torch`` is what the library is called there.
     """
-    _, word = _MOVED[name]
+    _, word = MOVED[name]
     edits = _arguments(site, name, draft)
     func = draft.position(site.call.func.at)
     place = draft.edit(func.line, func.column, func.end_line, func.end_column, f"{torch}.amp.{word}")
@@ -100,7 +96,7 @@ def _merged(place: Edit, edits: Sequence[Edit]) -> Iterator[Edit]:
 
 def _arguments(site: Site, name: str, draft: Draft) -> list[Edit]:
     """What the new class or decorator is given where the old one got the same."""
-    device, word = _MOVED[name]
+    device, word = MOVED[name]
     quoted = _quoted(device, draft)
     if word in ("custom_fwd", "custom_bwd"):
         if site.bare:
@@ -169,7 +165,7 @@ def _moved_together(root: str, imported: tuple[ir.Import, str], draft: Draft) ->
     words = set()
     for site, name in _uses(root, node, draft):
         edits += _arguments(site, name, draft)
-        words.add(_MOVED[name][1])
+        words.add(MOVED[name][1])
     word = words.pop() if len(words) == 1 else "autocast and GradScaler"
     return fix(
         True, _told(word) if word in ("autocast", "GradScaler") else "use torch.amp, which takes the device", *edits
@@ -194,7 +190,7 @@ def _refuse_exports(root: str, draft: Draft) -> None:
 def _mended_import(node: ir.Import, target: str, draft: Draft) -> Edit:
     """``torch.cuda.amp`` -> ``torch.amp`` and ``from torch.cuda import amp`` -> ``from torch import amp``."""
     for _, other in node.bindings:
-        if other not in _MOVED and other not in ("torch.cuda.amp", "torch.cpu.amp"):
+        if other not in MOVED and other not in ("torch.cuda.amp", "torch.cpu.amp"):
             raise Unfixable("the import brings other names too")
     text = draft.source(node.at)
     for old, new in (("torch.cuda.amp", "torch.amp"), ("torch.cpu.amp", "torch.amp")):
@@ -218,7 +214,7 @@ def _uses(root: str, node: ir.Import, draft: Draft) -> Iterator[tuple[Site, str]
         if first not in locals_:
             continue
         name = _name(site, draft)
-        if name not in _MOVED or is_gated(site.gates, site.where, draft.project):
+        if name not in MOVED or is_gated(site.gates, site.where, draft.project):
             raise Unfixable("the import serves other uses too")
         calls[_root(site.call.func).at] = (site, name)
         yield site, name

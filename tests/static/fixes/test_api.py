@@ -32,6 +32,11 @@ def program(imports: str, scaler: str, region: str) -> str:
     return f"import torch\nfrom torch import nn\n{imports}\nscaler = {scaler}\n{TRAIN.format(region=region)}"
 
 
+@pytest.mark.parametrize("word", ["autocast", "GradScaler"])
+def test_an_import_without_calls_moves_alone(tmp_path: Path, word: str) -> None:
+    assert mended(tmp_path, f"from torch.cuda.amp import {word}\n") == f"from torch.amp import {word}\n"
+
+
 @pytest.mark.parametrize(
     ("imports", "scaler", "region", "new_scaler", "new_region"),
     [
