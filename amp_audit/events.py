@@ -20,6 +20,7 @@ class Kind(str, enum.Enum):
     REGION_EXIT = "region_exit"
     FORWARD = "forward"
     EVALUATE = "evaluate"
+    JIT_TRACE = "jit_trace"
     SCALE = "scale"
     DROP = "drop"
     BACKWARD = "backward"
@@ -101,6 +102,7 @@ class Event:
     ``"off"`` in one that is off, ``"outside"`` of any, or None.
     ``boundaries`` are, of a step or a zero_grad, the boundary tests that had come true when it happened, and of the end
     of an iteration those that had not come true in it. Only the code knows them.
+    ``given`` says of a jit_trace that torch traces a second time, to compare.
     ``given`` says of a zero_grad that a test of the gradients wants them dropped, which a step after ``unscale_``
     bears.
     ``sometimes`` says of a zero_grad that it depends on something that changes from iteration to iteration, of a

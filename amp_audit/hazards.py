@@ -64,6 +64,7 @@ PHRASES = {
     "region_exit": "autocast is left",
     "forward": "forward pass",
     "evaluate": "forward pass without gradients",
+    "jit_trace": "the model is traced",
     "scale": "the loss is scaled",
     "backward": "backward",
     "backward.scaled": "backward of the scaled loss",

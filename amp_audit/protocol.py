@@ -213,6 +213,18 @@ def _evaluate(state: State, event: Event, facts: dict[str, object]) -> State:
     return _filled_blank(state, frozenset(event.owners or ())) if region is not None and region.cache else state
 
 
+def _jit_trace(state: State, event: Event, facts: dict[str, object]) -> State:
+    """``kept``: the trace, or the second one that checks it, meets the copies of weights that the region has kept: they
+    require gradients, and are constants to it, which torch refuses.
+    """
+    region = live_region(state)
+    keeps = region is not None and all(each.cache for each in state.regions)
+    owners = frozenset(event.owners or ())
+    facts["kept"] = keeps and (event.given or not owners.isdisjoint(state.regions[0].filled))
+    facts["raises"] = facts["kept"]
+    return _forward(state, event, facts)
+
+
 def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
     facts.update(scaled=event.scaled, detached=event.detached, term=event.term)
     facts.update(ran=event.ran, float32=_in_float32(event))
@@ -547,6 +559,7 @@ _HANDLERS: Mapping[Kind, Callable[[State, Event, dict[str, object]], State]] = {
     Kind.REGION_EXIT: _region_exit,
     Kind.FORWARD: _forward,
     Kind.EVALUATE: _evaluate,
+    Kind.JIT_TRACE: _jit_trace,
     Kind.BACKWARD: _backward,
     Kind.AUTOGRAD_GRAD: _autograd_grad,
     Kind.SCALE: _scale,

@@ -45,7 +45,8 @@ from amp_audit.static.walking.world import World
 if TYPE_CHECKING:
     pass
 
-NO_GRAD_NAMES = frozenset({"torch.no_grad", "torch.inference_mode", "torch.autograd.grad_mode.no_grad"})
+INFERENCE = "torch.inference_mode"
+NO_GRAD_NAMES = frozenset({"torch.no_grad", INFERENCE, "torch.autograd.grad_mode.no_grad"})
 _LOSS = re.compile(r"loss|criterion|(^|_)crit(_|$)", re.IGNORECASE)
 _LOSS_OF_TORCH = re.compile(r"^torch\.nn\.\w*Loss\(")
 _OF_TEXTS = frozenset(
@@ -70,7 +71,7 @@ class Contexts(Exchanges):
     def as_context(self, value: Value) -> Value | None:
         """A region or no_grad used as a decorator; ``@torch.no_grad`` without a call means the same as with one."""
         if isinstance(value, External) and value.dotted in NO_GRAD_NAMES:
-            return NoGrad()
+            return NoGrad(value.dotted == INFERENCE)
         return value if isinstance(value, (Region, NoGrad)) else None
 
     def enter(self, value: Value, at: int, world: World) -> Value:
@@ -91,6 +92,7 @@ class Contexts(Exchanges):
             )
         elif isinstance(value, NoGrad):
             world.no_grad += 1
+            world.inference += value.inference
         elif _veils(value):
             world.veiled += 1
         if isinstance(value, Symbol):
@@ -101,6 +103,7 @@ class Contexts(Exchanges):
         """Leave a context; regions entered inside it (ExitStack) end with it."""
         if isinstance(value, NoGrad):
             world.no_grad = max(0, world.no_grad - 1)
+            world.inference = max(0, world.inference - value.inference)
         elif _veils(value):
             world.veiled = max(0, world.veiled - 1)
         while len(world.state.regions) > depth:

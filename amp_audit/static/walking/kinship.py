@@ -29,12 +29,12 @@ def note_made(key: str, callee: Value, name: str, given: Iterable[Value], world:
     if _COPY.search(name) or (isinstance(callee, External) and callee.dotted.startswith("torch.")):
         return
     own = callee.bound if isinstance(callee, Func) else callee.base if isinstance(callee, Method) else None
-    models = {key_of(item): item for item in (*given, own) if item is not None and _may_be_model(item, world)}
+    models = {key_of(item): item for item in (*given, own) if item is not None and may_be_model(item, world)}
     if len(models) == 1:
         world.put(key, MADE_OF, next(iter(models.values())))
 
 
-def _may_be_model(value: Value, world: World) -> bool:
+def may_be_model(value: Value, world: World) -> bool:
     """A symbol is taken for one by its name, or by what it was made of: nothing but doubt is concluded from it."""
     if isinstance(value, Instance):
         return value.model
@@ -45,7 +45,7 @@ def _may_be_model(value: Value, world: World) -> bool:
 
 def is_wrapped(base: Symbol, world: World) -> bool:
     """Whether ``.module`` of it is the model itself: it went into DistributedDataParallel, or is called a model."""
-    return world.heap.get((base.key, REPLICATED)) == Literal.of(True) or _may_be_model(base, world)
+    return world.heap.get((base.key, REPLICATED)) == Literal.of(True) or may_be_model(base, world)
 
 
 def concerned_in_part(world: World, event: Event) -> list[Id]:

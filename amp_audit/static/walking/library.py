@@ -16,8 +16,10 @@ from amp_audit.static.source.traverse import names_in, statements, walk
 from amp_audit.static.walking.byhand import MEASURE
 from amp_audit.static.walking.choices import NAMED, chosen, is_choice
 from amp_audit.static.walking.classes import is_instance
-from amp_audit.static.walking.contexts import NO_GRAD_NAMES
+from amp_audit.static.walking.contexts import INFERENCE, NO_GRAD_NAMES
+from amp_audit.static.walking.kinship import may_be_model
 from amp_audit.static.walking.lineage import (
+    FROZEN,
     REPLICATED,
     SHARDED,
     UNCACHED,
@@ -27,6 +29,7 @@ from amp_audit.static.walking.lineage import (
     known,
     owners_of,
     together,
+    with_children,
 )
 from amp_audit.static.walking.methods import Methods
 from amp_audit.static.walking.values import (
@@ -104,6 +107,7 @@ _MADE_BY_NAME = {
 }
 """Packages of whose classes a setting names one, and what all of these are."""
 
+TRACES = frozenset({"torch.jit.trace", "torch.jit.trace_module"})
 CLOSURES = frozenset({"torch.optim.LBFGS", "torch.optim.lbfgs.LBFGS"})
 PASSING = frozenset({"list", "tuple", "set", "iter", "reversed", "sorted", "filter"})
 ENDS = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
@@ -133,7 +137,7 @@ class Library(Methods):
         if name in NO_GRAD_NAMES:
             if args and isinstance(args[0], Func):
                 return [(args[0], world)]
-            return [(NoGrad(), world)]
+            return [(NoGrad(name == INFERENCE), world)]
         if name == "torch.clear_autocast_cache":
             self.walker.emit(world, Event(Kind.CACHE_CLEAR), node.at)
             return [(NONE, world)]
@@ -161,6 +165,8 @@ class Library(Methods):
         short_name = name.rpartition(".")[2]
         if name in SHARDING:
             return [(self._shard(args, named, world), world)]
+        if name in TRACES and args:
+            return [(self._trace(args, named, node, world), world)]
         if name == "threading.Thread":
             self.threaded(name, short_name, args, named, node.at, world)
         if name in ("copy.deepcopy", "pickle.dump", "pickle.dumps") and args:
@@ -199,6 +205,21 @@ class Library(Methods):
                 world.put(built.id, "[]", Items(parts))
             return [(built, world)]
         return [(self.result(External(name), node, args, named, world), world)]
+
+    def _trace(self, args: list[Value], named: dict[str, Value], node: ir.Call, world: World) -> Value:
+        """``torch.jit.trace``, which runs a model and, unless told otherwise, traces it once more to compare."""
+        given = args[0]
+        model = self._as_model(given, world)
+        if model is None and isinstance(given, Symbol) and may_be_model(given, world):
+            model = Instance(given.key, None, True)
+        if model is None:
+            return self.result(External("torch.jit.trace"), node, args, named, world)
+        owners = with_children(model.id, world)
+        frozen = all(world.heap.get((owner, FROZEN)) == Literal.of(True) for owner in owners)
+        if not frozen and not world.inference and world.heap.get((model.id, UNCACHED)) != Literal.of(True):
+            checked = named.get("check_trace", Literal.of(True)) == Literal.of(True)
+            self.walker.emit(world, Event(Kind.JIT_TRACE, owners=known(owners), given=checked), node.at)
+        return given
 
     def _shard(self, args: list[Value], named: dict[str, Value], world: World) -> Value:
         """FSDP around a model: the same model, whose parameters are shards from now on."""

@@ -31,6 +31,7 @@ class Means(enum.IntFlag):
     UNGRADED = 8192
     UNCACHED = 16384
     REPLICAS = 32768
+    TRACE = 65536
 
 
 _OF_SCALERS = frozenset(
@@ -49,12 +50,14 @@ _OF_WORDS: dict[str, Means] = {
     "hook": Means.HOOK,
     "weight_write": Means.WRITE,
     "evaluate": Means.UNGRADED,
+    "jit_trace": Means.TRACE,
 }
 _BACKWARD = Means.BACKWARD
 _OF_FACTS: dict[tuple[str, object], Means] = {
     ("region", "live"): Means.REGION,
     ("stale", "step"): Means.REGION | Means.STEP,
     ("stale", "write"): Means.REGION | Means.WRITE,
+    ("kept", True): Means.REGION,
     ("blank", True): Means.REGION | Means.UNGRADED,
     ("recast", True): Means.REGION | Means.UNCACHED,
     ("dtype_conflict", True): Means.REGION | Means.DTYPE,

@@ -48,6 +48,7 @@ _SAID: dict[str, Means] = {
     **dict.fromkeys(("register_hook", "register_post_accumulate_grad_hook", "register_comm_hook"), Means.HOOK),
     **dict.fromkeys(("no_grad", "inference_mode"), Means.UNGRADED),
     **dict.fromkeys(REPLICATES, Means.REPLICAS),
+    **dict.fromkeys(("trace", "trace_module"), Means.TRACE),
 }
 _BITS = {word: int(means) for word, means in _SAID.items()}
 """Numbers, since the flags of an enumeration take ten times as long to join."""

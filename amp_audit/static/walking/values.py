@@ -116,7 +116,9 @@ class Region:
 
 @record(frozen=True, slots=True)
 class NoGrad:
-    """``torch.no_grad()`` or ``torch.inference_mode()``."""
+    """``torch.no_grad()`` or (``inference``) ``torch.inference_mode()``, whose tensors never require a gradient."""
+
+    inference: bool = False
 
 
 @record(frozen=True, slots=True)

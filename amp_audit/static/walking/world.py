@@ -103,9 +103,9 @@ class Frame:
 class World:
     """``heap``: attributes of instances and of symbols; ``globals``: module-level names by (path, name).
 
-    ``stamp`` names the iteration of the loops around, ``no_grad`` counts entered no_grad regions, ``veiled`` contexts
-    that may be anything. ``left`` is the last
-    early return or continue, with the trail as it was there; ``rounds`` are the trails where each loop's round began.
+    ``stamp`` names the iteration of the loops around, ``no_grad`` counts entered no_grad regions, ``inference`` those
+    of inference mode, ``veiled`` contexts that may be anything. ``left`` is the last early return or continue, with the
+    trail as it was there; ``rounds`` are the trails where each loop's round began.
     ``dead``: torch has refused a call, and the program with it. ``cases``: where paths have met, what each of them had
     decided; one of these holds (none: nothing is known). Thus ``if a and b`` takes the same arm the next time, though
     it was false on one path for want of a and on the other for want of b. ``deciding`` are the names whose truth may
@@ -123,6 +123,7 @@ class World:
     trail: Trail[Place] | None = None
     stamp: tuple[int, ...] = ()
     no_grad: int = 0
+    inference: int = 0
     veiled: int = 0
     left: tuple[Place, Trail[Place] | None] | None = None
     rounds: tuple[Trail[Place] | None, ...] = ()
@@ -172,6 +173,7 @@ class World:
             self.trail,
             self.stamp,
             self.no_grad,
+            self.inference,
             self.veiled,
             self.left,
             self.rounds,
@@ -199,6 +201,7 @@ class World:
             state.stepped,
             state.trained,
             self.no_grad,
+            self.inference,
             len(self.frames),
         )
 
