@@ -46,7 +46,9 @@ def words(event: Event) -> frozenset[str]:
     found = {kind}
     if event.via:
         found.add(f"{kind}.{event.via.value}")
-    if event.kind is Kind.BACKWARD and event.scaled is not None:
+    if event.kind is Kind.BACKWARD and event.scaled is None:
+        found.add("backward.unknown")
+    elif event.kind is Kind.BACKWARD:
         found.add("backward.scaled" if event.scaled else "backward.plain")
         if event.scaled and not _in_float32(event):
             found.add("backward.scaled.low")

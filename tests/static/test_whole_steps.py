@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
+from tests.static.found import lines
 from tests.static.pathing import found, line
 
 STEP = """
@@ -86,3 +88,38 @@ def test_what_is_handed_over_may_be_another_one_each_time(skip: str, end: str, e
     """A call for each of several optimizers, the last of which updates, is right; one that unscales and goes is not."""
     source = textwrap.dedent(HANDED).format(skip=skip, end=end)
     assert {rule for rule, _, _ in found(source)} == expected
+
+
+BASE = """
+import torch
+
+
+class BaseTrainer:
+    def __init__(self, model, amp=False):
+        self.model = model
+        self.optimizer = torch.optim.Adam(model.parameters())
+        self.scaler = torch.amp.GradScaler("cuda") if amp else None
+
+    def _backward(self, {parameter}):
+        self.optimizer.zero_grad()
+        {loss}.backward()
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+"""
+WORKER = """
+from train import BaseTrainer
+
+
+class Worker(BaseTrainer):
+    def one(self, x):
+        loss = self.model(x).mean()
+        self._backward(self.scaler.scale(loss) if self.scaler else loss)
+"""
+
+
+def test_a_loss_that_is_handed_over_may_carry_the_scale(tmp_path: Path) -> None:
+    handed = BASE.format(parameter="loss", loss="loss")
+    assert lines(tmp_path, "AMP209", handed, workers=WORKER) == []
+    own = BASE.format(parameter="x", loss="self.model(x).mean()")
+    assert lines(tmp_path, "AMP209", own) == [line(own, "self.scaler.step")]
