@@ -84,3 +84,41 @@ def forward(x):
 {other}
 """
     assert lines(tmp_path, "AMP314", source) == marked
+
+
+EVALUATED = """
+import torch
+
+
+def evaluate(model, loader, device, *, mixed=True):
+    for x in loader:
+        with torch.autocast("cuda", enabled=mixed):
+            model(x.to(device))
+
+
+def main(model, loader, precision):
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    mixed = precision == "16-mixed"{asked}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    {call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "call", "marked"),
+    [
+        (" and device.type == 'cuda'", "evaluate(model, loader, device, mixed=mixed)", []),
+        ("", "evaluate(model, loader, device, mixed=mixed)", [7]),
+        (" and device.type == 'cuda'", "evaluate(model, loader, device)", [7]),
+        (
+            " and device.type == 'cuda'",
+            "evaluate(model, loader, device, mixed=mixed)\n    evaluate(model, [], device, mixed=True)",
+            [7],
+        ),
+    ],
+)
+def test_a_flag_follows_the_device_where_every_call_computes_it_from_that(
+    tmp_path: Path, asked: str, call: str, marked: list[int]
+) -> None:
+    assert lines(tmp_path, "AMP314", EVALUATED.format(asked=asked, call=call)) == marked

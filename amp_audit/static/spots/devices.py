@@ -6,15 +6,18 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from amp_audit.static.binding.origins import Origins, Where
+from amp_audit.static.binding.origins import Origin, Origins, Where
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import expressions, last_word, parts, statements, walk, words_in
 from amp_audit.static.spots.gates import Gate
+from amp_audit.static.spots.sites import sites
 
 _KINDS = re.compile(r"(cuda|cpu|mps|xpu|npu|hpu)(:\d+)?")
 _BOILERPLATE = re.compile(r"seed|print|cudnn|info|get_device_name|empty_cache|synchronize|rng_state", re.I)
 _LOW = re.compile(r"fp16|half|amp(?!le)|mixed|precision", re.I)
 _TELLING = re.compile(r"cuda|gpu|cpu|mps|xpu|device|is_available", re.I)
+_DEEPEST = 3
+"""How many calls up a flag is followed that is handed from one function to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +178,35 @@ def may_be_followed(gates: Iterable[Gate], enabled: ir.Expr | None, where: Where
     return any(origin.expr is None for name in names for origin in origins.of(name, where))
 
 
-def _tells(test: ir.Expr, where: Where, origins: Origins) -> bool:
-    """Whether an expression speaks of devices, itself or in what its names were assigned."""
+def _tells(test: ir.Expr, where: Where, origins: Origins, deep: int = 0) -> bool:
+    """Whether an expression speaks of devices, itself or in what its names were assigned, or in what every call hands
+    over that gives a parameter its value."""
     seen = [test]
     for part in walk(test):
-        if isinstance(part, (ir.Name, ir.Attr)):
-            seen += [origin.expr for origin in origins.of(part, where) if origin.expr is not None]
+        for origin in origins.of(part, where) if isinstance(part, (ir.Name, ir.Attr)) else ():
+            if origin.expr is not None:
+                seen.append(origin.expr)
+                continue
+            given = [*_handed_over(origin)] if deep < _DEEPEST else []
+            if given and all(_tells(value, caller, origins, deep + 1) for value, caller in given):
+                return True
     return any(_TELLING.search(word) for expr in seen for word in words_in(expr))
+
+
+def _handed_over(origin: Origin) -> Iterator[tuple[ir.Expr, Where]]:
+    """What the calls of a function in its own module give a parameter, each with where it stands."""
+    param, scope = origin.param, origin.where.scope
+    if param is None or scope is None:
+        return
+    names = [each.name for each in scope.function.params if each.kind == "positional"]
+    for site in sites(origin.where.module):
+        func, args = site.call.func, site.call.args
+        if last_word(func) != scope.function.name or any(arg.star for arg in args):
+            continue
+        bound = names[1:] if isinstance(func, ir.Attr) and names[:1] in (["self"], ["cls"]) else names
+        plain = zip(bound, (arg.value for arg in args if arg.keyword is None))
+        given = {**dict(plain), **{arg.keyword: arg.value for arg in args if arg.keyword is not None}}
+        if param.name in given:
+            yield given[param.name], site.where
+        elif param.default is not None:
+            yield param.default, origin.where
