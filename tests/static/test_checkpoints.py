@@ -66,6 +66,7 @@ SAVES = {
     "all of several": "d = {k: v.state_dict() for k, v in args.optimizers.items()}\ntorch.save({'o': d}, 'a')  # here",
     "arguments": "save_checkpoint(model.state_dict(), optimizer.state_dict(), 'a.pt')  # here",
     "objects": "to_save = {'model': model, 'optimizer': optimizer}\nhandlers(trainer, to_save=to_save)  # here",
+    "pickled": f"with open('a.pkl', 'wb') as f: pickle.dump({BARE}, f)  # here",
     "scheduler": f"torch.save({{**{BARE}, 'sched': scheduler.state_dict()}}, 'a.pt')  # here",
 }
 
@@ -89,6 +90,9 @@ COMPLETE = {
     "whatever is passed": f"torch.save({{**{BARE}, **args.extra}}, 'a.pt')",
     "weights alone": "torch.save(model.state_dict(), 'a.pt')",
     "not written": f"print({BARE})",
+    "a summary": "summary = {'optimizer': optimizer}\nwith open('a.json', 'w') as f: json.dump(summary, f)",
+    "the name of one": "torch.save({'model': model.state_dict(), 'optimizer': optimizer_name}, 'a.pt')",
+    "a setting": "torch.save({'model': model.state_dict(), 'optimizer': args.optimizer}, 'a.pt')",
     "only the schedule": "torch.save({'scheduler': lr_scheduler.state_dict()}, 'a.pt')",
 }
 

@@ -19,15 +19,23 @@ from amp_audit.static.binding.project import ClassRef, FunctionRef, ModuleRef, P
 from amp_audit.static.binding.signatures import SCALERS
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
+from amp_audit.static.source.names import is_settings
 from amp_audit.static.source.traverse import children, expressions, last_word, statements, walk
 from amp_audit.static.spots.sites import inside
 
 _OPTIMIZER = re.compile(r"^(?!.*sched).*optim|^opt(?:_\w+)?$|_opt$", re.IGNORECASE)
+_SAID_OF_ONE = re.compile(
+    r"_(?:name|type|kind|cls|class|str|id|lr|cfg|conf|config|args|kwargs|params|options|settings|steps?)$",
+    re.IGNORECASE,
+)
+"""What is said of an optimizer and is none: its name, its settings."""
 _SCALER = re.compile(r"scaler|^amp$", re.IGNORECASE)
 _MODEL = re.compile(r"model|net|sched", re.IGNORECASE)
 _SAVES = re.compile(
     r"save|checkpoint|ckpt|snapshot|dump|write|store|upload|export|register|recover|persist", re.IGNORECASE
 )
+_TEXTS = frozenset({"json", "yaml", "toml", "csv"})
+"""What writes text, and no tensors."""
 _SCALING = frozenset({"GradScaler", "ShardedGradScaler", "unscale_", "scale_loss"})
 _APEX = "apex.amp.scale_loss"
 _OPTIMIZER_STATE, _SCALER_STATE, _MODEL_STATE, _ANY_STATE = "optimizer", "scaler", "model", "any"
@@ -364,11 +372,7 @@ class _Reader:
                 told.add(_ANY_STATE)
             elif word and self._holds_scaler(word, value):
                 told.add(_SCALER_STATE)
-            elif (
-                _OPTIMIZER.search(word)
-                and isinstance(value, (ir.Name, ir.Attr))
-                and _OPTIMIZER.search(last_word(value))
-            ):
+            elif _OPTIMIZER.search(word) and isinstance(value, (ir.Name, ir.Attr)) and _is_optimizer(value):
                 told.add(_OPTIMIZER_STATE)
         return told
 
@@ -392,6 +396,13 @@ def _of_all(comprehension: ir.Comprehension) -> str:
     return _MODEL_STATE if any(map(_MODEL.search, words)) else _ANY_STATE
 
 
+def _is_optimizer(value: ir.Name | ir.Attr) -> bool:
+    """Whether a value is an optimizer by its name, and not the name of one, or the setting that chooses one."""
+    name = last_word(value)
+    chosen = isinstance(value, ir.Attr) and is_settings(last_word(value.base))
+    return bool(_OPTIMIZER.search(name)) and not _SAID_OF_ONE.search(name) and not chosen
+
+
 def _is_state(expr: ir.Expr) -> bool:
     return any(isinstance(part, ir.Call) and last_word(part.func) == "state_dict" for part in walk(expr))
 
@@ -403,7 +414,7 @@ def _is_checkpoint_name(name: str) -> bool:
 def _saves(call: ir.Call) -> bool:
     """Whether a call writes what it is given, by its name or that of a keyword (``to_save=``)."""
     name = last_word(call.func)
-    if name == "state_dict" or name.startswith(("load", "torch_load")):
+    if name == "state_dict" or name.startswith(("load", "torch_load")) or _owner(call.func) in _TEXTS:
         return False
     return bool(_SAVES.search(name)) or any(arg.keyword and _SAVES.search(arg.keyword) for arg in call.args)
 
