@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from amp_audit.model import Confidence
-from tests.static.found import findings, lines
+from amp_audit.static.check import check
+from tests.static.found import BOOK, findings, lines
 
 HEAD = "import torch\nfrom torch.autograd import Function\nregion = torch.autocast('cuda')\n"
 
@@ -114,6 +115,7 @@ class Again(torch.autograd.Function):
         ("with torch.inference_mode(), torch.autocast('cuda'):\n        return model(x)", []),
         ("with torch.autocast('cuda'):\n        return model(x)", [12]),
         ("with torch.autocast('cuda'):\n        y = model(x)\n    y.sum().backward()", [12]),
+        ("torch.set_grad_enabled(False)\n    with torch.autocast('cuda'):\n        return model(x)", []),
     ],
 )
 def test_where_autocast_is_for_sampling_alone_nothing_is_recomputed_in_it(
@@ -121,6 +123,24 @@ def test_where_autocast_is_for_sampling_alone_nothing_is_recomputed_in_it(
 ) -> None:
     other = f"import torch\nfrom train import Again\ndef run(model, x):\n    {body}\n"
     assert lines(tmp_path, "AMP707", CHECKPOINT, other=other) == marked
+
+
+@pytest.mark.parametrize(("folder", "marked"), [("seg", []), ("diffusion", [12])])
+def test_a_program_in_autocast_that_has_nothing_to_do_with_a_checkpoint_says_nothing_of_it(
+    tmp_path: Path, folder: str, marked: list[int]
+) -> None:
+    texts = {
+        "diffusion/nn.py": CHECKPOINT,
+        "diffusion/train.py": "from nn import Again\ndef run(f, x):\n    Again.apply(f, x).sum().backward()\n",
+        "seg/net.py": "from torch import nn\nclass Net(nn.Module): pass\n",
+        f"{folder}/fit.py": "import torch\nfrom net import Net\ndef run(model, x):\n    with torch.autocast('cuda'):\n"
+        "        y = model(x)\n    y.sum().backward()\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text if folder == "seg" else text.replace("from net import Net", "import train"))
+    found = check([tmp_path], BOOK).findings
+    assert [each.location.line for each in found if each.rule == "AMP707" and each.location] == marked
 
 
 ROOT = "def root(x, w):\n    return F.apply(x, w)\ndef distance(x, w):\n    return root(x, w).sum()\n"

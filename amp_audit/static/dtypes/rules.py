@@ -7,15 +7,13 @@ detectors are held against the ops that were met on the way.
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Set
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Set
 
 from amp_audit.model import Confidence
 from amp_audit.records import replace
 from amp_audit.rulebook import Rulebook
-from amp_audit.static.binding.project import ClassRef, FunctionRef, ModuleRef, Project
+from amp_audit.static.binding.programs import Programs
+from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.dtypes import matching, trainings
 from amp_audit.static.dtypes.inferred import only_inferred
 from amp_audit.static.dtypes.values import Region
@@ -28,8 +26,6 @@ from amp_audit.static.source.traverse import statements
 _PRECISION_WORDS = frozenset(
     {"autocast", "half", "bfloat16", "float16", "custom_fwd", "set_default_dtype", "set_default_tensor_type"}
 )
-_TRAINS = re.compile(r"backward$|step$|clip_grad|zero_grad|autograd|state_dict|^save$")
-_IMPORTING_WORDS = frozenset({"importlib", "import_module", "__import__"})
 _TRAINING_WORDS = frozenset({"optim", "optimizer", "backward"})
 
 
@@ -37,7 +33,7 @@ def find(project: Project, book: Rulebook) -> list[RawFinding]:
     """What the rules' ``op`` detectors say of a project, one finding per rule and place."""
     if not any(_PRECISION_WORDS & module.words for module in project.modules.values()):
         return []
-    reach = _Programs(project)
+    reach = Programs(project)
     walk = with_deep_stack(lambda: _run(project, reach))
     best: dict[tuple[str, str, int], RawFinding] = {}
     low = reach.around(_low_modules(walk))
@@ -102,7 +98,7 @@ def _as_sure(winner: RawFinding, loser: RawFinding) -> bool:
     return winner.confidence >= min(loser.confidence, Confidence.MEDIUM)
 
 
-def _run(project: Project, reach: _Programs) -> Walk:
+def _run(project: Project, reach: Programs) -> Walk:
     walk = Walk(project)
     for module in project.modules.values():
         if module.words & (_PRECISION_WORDS | _TRAINING_WORDS):
@@ -163,7 +159,7 @@ def _functions(module: ir.Module) -> Iterator[tuple[ir.Function, ClassRef | None
 # The models of a project that trains in low precision
 
 
-def _run_models(project: Project, walk: Walk, reach: _Programs) -> None:
+def _run_models(project: Project, walk: Walk, reach: Programs) -> None:
     region = _training_region(walk)
     if region is None:
         return
@@ -193,62 +189,6 @@ def _training_region(walk: Walk) -> Region | None:
             devices = {region.device for region in having}
             return Region("cuda" if "cuda" in devices else min(devices), frozenset({dtype}), None, assumed=True)
     return None
-
-
-class _Programs:
-    """What the modules of a project import, and which of them train; looked up when it is first asked for."""
-
-    def __init__(self, project: Project) -> None:
-        self.project = project
-
-    @cached_property
-    def _imports(self) -> dict[str, set[str]]:
-        return {path: set(_imports(self.project, module)) for path, module in self.project.modules.items()}
-
-    @cached_property
-    def _trains(self) -> set[str]:
-        modules = self.project.modules.items()
-        return {path for path, module in modules if any(map(_TRAINS.search, module.words))}
-
-    def around(self, live: Mapping[str, object]) -> set[str]:
-        """The modules of the programs that enter a region in ``live``: what they import, their own packages, what they
-        load by name."""
-        programs = set(live)
-        while programs:
-            more = {path for path in self._trains if self._imports[path] & programs} - programs
-            if not more:
-                break
-            programs |= more
-        todo = [*programs]
-        while todo:
-            for path in self._imports.get(todo.pop(), set()) - programs:
-                programs.add(path)
-                todo.append(path)
-        return programs | {path for path in _unnamed(self.project, live, programs) if not self._runs_itself(path)}
-
-    def _runs_itself(self, path: str) -> bool:
-        """Whether a module is a program that trains: none of the others loads it by name."""
-        return self.project.modules[path].words >= {"__name__", "backward"}
-
-
-def _unnamed(project: Project, live: Mapping[str, object], programs: Iterable[str]) -> set[str]:
-    """What a program may load without importing it by name: the package that enters a region, and what lies beside
-    and below a program that imports by a name it computes."""
-    folders = {project.layout.package(path) for path in live}
-    for path in programs:
-        if path in project.modules and _IMPORTING_WORDS & project.modules[path].words:
-            folders.add(os.path.dirname(os.path.abspath(path)))
-    below = tuple(f"{folder}{os.sep}" for folder in folders if folder)
-    return {path for path in project.modules if below and os.path.abspath(path).startswith(below)}
-
-
-def _imports(project: Project, module: ir.Module) -> Iterator[str]:
-    for node in statements(module.body, into=True):
-        if isinstance(node, ir.Import):
-            for target in (*(target for _, target in node.bindings), *node.loads):
-                found = project.imported(module, target)
-                if isinstance(found, (ModuleRef, FunctionRef, ClassRef)) and found.module is not None:
-                    yield found.module.path
 
 
 def _outer_first(project: Project, paths: Iterable[str]) -> list[ClassRef]:

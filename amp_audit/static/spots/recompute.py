@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.static.binding.origins import Origins
+from amp_audit.static.binding.programs import Programs
 from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source import ir
@@ -15,14 +16,17 @@ from amp_audit.static.spots.functions import FUNCTION
 
 _RESTORES = frozenset({"autocast", "custom_bwd", "is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype"})
 _TRAINS = frozenset({"backward", "GradScaler", "training_step", "manual_backward", "optimizer"})
-_NO_GRAPH = frozenset({"no_grad", "inference_mode"})
+_NO_GRAPH = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 
 
 def without_autocast(
     rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
 ) -> Iterator[RawFinding]:
     """Calls of what forward kept, under ``enable_grad`` in backward, in programs that may train under autocast."""
-    if "enable_grad" not in module.words or not any(map(_may_train, project.modules.values())):
+    if "enable_grad" not in module.words or module.words.isdisjoint({"Function"}):
+        return
+    trained = {path: None for path, other in project.modules.items() if _may_train(other)}
+    if not trained or module.path not in Programs(project).around(trained):
         return
     for node in statements(module.body, into=True):
         if not isinstance(node, ir.Class) or node.words & _RESTORES:

@@ -1,0 +1,71 @@
+"""Which modules make a program: what one that trains imports, and what it may load by a name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+
+from amp_audit.static.binding.project import ClassRef, FunctionRef, ModuleRef, Project
+from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import statements
+
+_TRAINS = re.compile(r"backward$|step$|clip_grad|zero_grad|autograd|state_dict|^save$")
+_IMPORTING_WORDS = frozenset({"importlib", "import_module", "__import__"})
+
+
+class Programs:
+    """What the modules of a project import, and which of them train; looked up when it is first asked for."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+
+    @cached_property
+    def _imports(self) -> dict[str, set[str]]:
+        return {path: set(_imports(self.project, module)) for path, module in self.project.modules.items()}
+
+    @cached_property
+    def _trains(self) -> set[str]:
+        modules = self.project.modules.items()
+        return {path for path, module in modules if any(map(_TRAINS.search, module.words))}
+
+    def around(self, live: Mapping[str, object]) -> set[str]:
+        """The modules of the programs that enter a region in ``live``: what they import, their own packages, what they
+        load by name."""
+        programs = set(live)
+        while programs:
+            more = {path for path in self._trains if self._imports[path] & programs} - programs
+            if not more:
+                break
+            programs |= more
+        todo = [*programs]
+        while todo:
+            for path in self._imports.get(todo.pop(), set()) - programs:
+                programs.add(path)
+                todo.append(path)
+        return programs | {path for path in _unnamed(self.project, live, programs) if not self._runs_itself(path)}
+
+    def _runs_itself(self, path: str) -> bool:
+        """Whether a module is a program that trains: none of the others loads it by name."""
+        return self.project.modules[path].words >= {"__name__", "backward"}
+
+
+def _unnamed(project: Project, live: Mapping[str, object], programs: Iterable[str]) -> set[str]:
+    """What a program may load without importing it by name: the package that enters a region, and what lies beside
+    and below a program that imports by a name it computes."""
+    folders = {project.layout.package(path) for path in live}
+    for path in programs:
+        if path in project.modules and _IMPORTING_WORDS & project.modules[path].words:
+            folders.add(os.path.dirname(os.path.abspath(path)))
+    below = tuple(f"{folder}{os.sep}" for folder in folders if folder)
+    return {path for path in project.modules if below and os.path.abspath(path).startswith(below)}
+
+
+def _imports(project: Project, module: ir.Module) -> Iterator[str]:
+    for node in statements(module.body, into=True):
+        if isinstance(node, ir.Import):
+            for target in (*(target for _, target in node.bindings), *node.loads):
+                found = project.imported(module, target)
+                if isinstance(found, (ModuleRef, FunctionRef, ClassRef)) and found.module is not None:
+                    yield found.module.path
