@@ -98,6 +98,15 @@ SHARDING = frozenset(
 )
 """Wrappers under which gradients, and the inf checks on them, belong to one rank each."""
 
+_ACCELERATED = re.compile(r"'(cuda|xpu|mps)(:\d+)?'|either\(.*'cpu'")
+"""In a value's key, a device other than the CPU among what it may be, ``either(torch.device('cuda'),...)``, or one that
+is chosen where the CPU is what is left. On all of these autocast's default is float16.
+"""
+
+_SCALER_WORDS = frozenset({"GradScaler", "NativeScaler", "ShardedGradScaler"})
+_ASKED_DEVICE = re.compile(r"cuda\.is_available|'(cuda|cpu|mps|xpu)(:\d+)?'$")
+"""The ends of conditions about devices."""
+
 REPLICATES = frozenset({"DistributedDataParallel", "DDP"})
 WRAPPERS = re.compile(r"(^|\.)(DistributedDataParallel|DDP|DataParallel|compile|convert_sync_batchnorm)$")
 _REMADE = frozenset({"torch.tensor", "torch.as_tensor", "torch.autograd.Variable", "torch.Tensor"})
@@ -289,7 +298,7 @@ class Library(Methods):
         """An autocast object. The CPU's default dtype counts only where the call itself says CPU: where a variable
         does, it is the fallback of a program that is written for another device.
         """
-        device = AUTOCASTS[name]
+        device, given = AUTOCASTS[name], None
         if device is None:
             given = argument(args, named, "device_type", 0)
             device = str(given.value).partition(":")[0] if isinstance(given, Literal) else None
@@ -297,6 +306,8 @@ class Library(Methods):
         dtype = argument(args, named, "dtype", 1)
         cache = argument(args, named, "cache_enabled", 3 if AUTOCASTS[name] is None else 2)
         default = None if device == "cpu" and not _says_cpu(name, node) else DEFAULT_DTYPES.get(device or "")
+        if default is None and device is None and self._is_unscaled_half(given, world):
+            default = DEFAULT_DTYPES["cuda"]
         meant = dtype_of(enabled)  # the old class given a dtype first: it raises, and the dtype says what was meant
         word = dtype_of(dtype) if dtype not in (None, NONE) else meant or default
         cached = not (isinstance(cache, Literal) and cache.value is False)
@@ -304,6 +315,17 @@ class Library(Methods):
             (Region(device, word, live, cached), after)
             for live, after in split(world, enabled if enabled is not None else Literal.of(True))
         ]
+
+    def _is_unscaled_half(self, device: Value | None, world: World) -> bool:
+        """Whether the default dtype on a device that the program finds out for itself is float16, unless it is the CPU;
+        where some part of the program has a scaler, that may be for the same case alone, and nothing is said.
+        """
+        if not isinstance(device, Symbol) or _ACCELERATED.search(device.key) is None:
+            return False
+        elsewhere = any(value is not ("cuda" in key) for key, value in world.flags.items() if _ASKED_DEVICE.search(key))
+        return not elsewhere and not any(
+            _SCALER_WORDS & module.words for module in self.walker.project.modules.values()
+        )
 
     def _new_optimizer(
         self, node: ir.Call, args: list[Value], named: dict[str, Value], world: World, closure: bool
