@@ -299,6 +299,33 @@ def test_early_exits_leave_the_scaler_as_it_is() -> None:
     assert found(dirty) == {("AMP208", "main", line(dirty, "continue"))}
 
 
+def test_a_helper_that_returns_early_does_not_end_the_iteration() -> None:
+    """What it returned from has not touched the scaler; it is unscaled twice for another reason."""
+    evaluate = """
+def evaluate(model, x, rank):
+    with torch.autocast("cuda"):
+        out = model(x)
+    if rank:
+        return None
+    return out
+"""
+    loop = in_loop(UNSCALE, CLIP, "if args.ready:", f"    {STEP}", f"    {UPDATE}", "evaluate(model, x, 1)")
+    source = evaluate + loop
+    assert found(source) == {("AMP207", "main", line(source, UNSCALE))}
+    step = f"""
+def step(loss, args):
+    scaler.scale(loss).backward()
+    {UNSCALE}
+    if args.bad:
+        return
+    {CLIP}
+    {STEP}
+    {UPDATE}
+"""
+    dirty = BASE + step + LOOP.replace("scaler.scale(loss).backward()", "step(loss, args)")
+    assert found(dirty) == {("AMP208", "main", line(dirty, "        return"))}
+
+
 def test_finally_runs_on_every_way_out() -> None:
     source = in_loop(
         UNSCALE, "try:", "    if len(x) > 3:", "        continue", f"    {STEP}", "finally:", f"    {UPDATE}"

@@ -207,10 +207,12 @@ class Caller(Evaluator):
         world.frames.append(Frame(func.module, function, env, func.cls, calls=(*world.frame.calls, at)))
         entered = self._decorators_enter(function, world)
         stamp = world.stamp
-        depth = len(world.frames)
+        depth, phases, left = len(world.frames), world.state.phases, world.left
         flow = self.block(function.body, [world])
         results: Results = [*flow.returned, *((NONE, each) for each in flow.fall)]
         for _, each in results:
+            if each.state.phases == phases:  # what it returned from leaves the scaler as it was; the caller goes on
+                each.left = left
             self._decorators_leave(entered, function.at, each)
             each.back_to(depth - 1)
             each.stamp = stamp
