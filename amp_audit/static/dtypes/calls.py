@@ -8,7 +8,7 @@ from functools import reduce
 
 from amp_audit.records import replace
 from amp_audit.static.binding import project
-from amp_audit.static.dtypes import surface
+from amp_audit.static.dtypes import averages, surface
 from amp_audit.static.dtypes.arguments import Named, dtype_of
 from amp_audit.static.dtypes.evaluate import OPTIONS, Evaluation, has_decorator, region_of
 from amp_audit.static.dtypes.frames import Frame
@@ -35,6 +35,7 @@ from amp_audit.static.dtypes.values import (
     Table,
     Tensor,
     Value,
+    by_name,
     element,
     extended,
     is_none,
@@ -209,6 +210,9 @@ class Calls(Evaluation):
                 return NUMBER
         if name in ("list", "tuple", "sorted", "reversed", "set", "iter"):
             return first if args else Items(())
+        if name == "dict" and args:
+            held = by_name(first)
+            return held if isinstance(held, (Params, Table)) else NOTHING
         if name == "enumerate":
             return Many(Items((NUMBER, element(first))))
         if name == "zip":
@@ -289,6 +293,12 @@ class Calls(Evaluation):
         making = (frame.bound for frame in self.frames if frame.setup)
         return any(isinstance(made, Object) and self.is_module(made.cls) for made in making)
 
+    def repeats(self) -> bool:
+        if any(loop.trains for loop in self.loops):
+            return True
+        classes = (frame.cls.cls.name for frame in self.frames if frame.cls is not None)
+        return any(map(averages.is_average, (*classes, *(frame.name for frame in self.frames))))
+
     def in_module(self) -> bool:
         """Whether the code at hand is a model's own."""
         bound = self.frame.bound if self.frames else None
@@ -347,7 +357,7 @@ class Calls(Evaluation):
         outer: Mapping[str, Value] = func.env if func.env is not None else {}
         setup = function.name in ("__init__", "setup", "__post_init__")
         given = frozenset(param.name for param in function.params) if at else frozenset[str]()
-        frame = Frame(func.module, env, outer, func.cls, func.bound, setup, self.guards, given)
+        frame = Frame(func.module, env, outer, func.cls, func.bound, setup, self.guards, given, function.name)
         self.sites.append((self.path, at) if at else None)
         self.active.append(place)
         path, self.path = self.path, func.module.path

@@ -11,6 +11,7 @@ from amp_audit import policy
 from amp_audit.records import replace
 from amp_audit.static.binding import project
 from amp_audit.static.binding.fields import Fields
+from amp_audit.static.dtypes import averages
 from amp_audit.static.dtypes.arguments import Named, computed, info_attribute, torch_dtype
 from amp_audit.static.dtypes.frames import Frame
 from amp_audit.static.dtypes.freezing import Freezing
@@ -21,6 +22,7 @@ from amp_audit.static.dtypes.values import (
     HALVES,
     NOTHING,
     NUMBER,
+    REST,
     Const,
     DType,
     Either,
@@ -40,6 +42,7 @@ from amp_audit.static.dtypes.values import (
     Value,
     element,
     extended,
+    is_filled,
     join,
     options,
     part_of,
@@ -131,8 +134,14 @@ class Evaluation(Truths):
 
     def _set_item(self, target: ir.Subscript, value: Value, at: int) -> None:
         base, index = self.eval(target.base), self.eval(target.index)
+        if isinstance(value, Tensor) and value.of and isinstance(base, Table):
+            self.stored(value, at)
+            value = replace(value, of=averages.kept(value.of))
         if isinstance(base, Table) and isinstance(index, Const):
             self.bind(target.base, base.put(index.value, value), at)
+        elif isinstance(base, Table) and is_filled(base):
+            before = base.get(REST)
+            self.bind(target.base, Table(((REST, value if before is None else join(before, value)),)), at)
         elif isinstance(base, Tensor) and _picks(index) and isinstance(value, Tensor) and not value.scalar:
             self.apply("index_put_", [base, index, value], {}, at)
         elif isinstance(base, Tensor):
@@ -211,6 +220,9 @@ class Evaluation(Truths):
             return DType(base.dtypes if base.origin != "model" else ANY, borrowed=True)
         if isinstance(base, Tensor):
             return _tensor_attribute(base, name)
+        if isinstance(base, Params) and name == "dtype":
+            own = self.tensor_of(base)
+            return DType(own.dtypes if own is not None else ANY, borrowed=True)
         if isinstance(base, Params) and name in ("data", "grad"):
             return base if name == "data" else Tensor()
         if isinstance(base, Items) and name in ("values", "indices") and len(base.items) == 2:
@@ -344,11 +356,11 @@ class Evaluation(Truths):
             return HALVED
         if isinstance(left, (Items, Many)) and isinstance(right, (Items, Many)) and op == "+":
             return extended(left, right)
-        if isinstance(left, Params) and isinstance(right, Params):
-            return join(left, right)
+        if isinstance(left, Params) and isinstance(right, Params) and op == "+":
+            return join(left, right)  # lists of them, as a rule
         if _is_number(left) and _is_number(right):
             return NUMBER
-        tensors = [side for side in (left, right) if isinstance(side, (Tensor, Either)) or _is_tensor(side)]
+        tensors = [side for side in (left, right) if isinstance(side, (Tensor, Either, Params)) or _is_tensor(side)]
         unknown = [side for side in (left, right) if isinstance(side, Opaque) and not side.number]
         name = ARITHMETIC.get(op)
         factor = next((side for side in (left, right) if isinstance(side, Const) and unknown and op == "*"), None)

@@ -13,7 +13,8 @@ from amp_audit.static.source import ir
 @dataclass(slots=True)
 class Frame:
     """One call in progress. ``outer`` are the names of the functions around; ``setup``: an object is made; ``guards``:
-    the unknown conditions around the call; ``given``: the parameters, where other code calls it.
+    the unknown conditions around the call; ``given``: the parameters, where other code calls it; ``name``: the
+    function's.
     """
 
     module: ir.Module
@@ -24,5 +25,6 @@ class Frame:
     setup: bool = False
     guards: int = 0
     given: frozenset[str] = frozenset()
+    name: str = ""
     returns: list[Value] = field(default_factory=list)
     yields: list[Value] = field(default_factory=list)

@@ -33,6 +33,7 @@ from amp_audit.static.dtypes.values import (
     HALVES,
     NOTHING,
     NUMBER,
+    REST,
     UNKNOWN,
     Const,
     DType,
@@ -49,6 +50,7 @@ from amp_audit.static.dtypes.values import (
     Tensor,
     Value,
     as_tensor,
+    by_name,
     element,
     join,
     options,
@@ -95,6 +97,7 @@ _VECTORS = surface.REDUCTIONS | surface.LOSSES
 """Ops that give a vector where they do not give a number."""
 _TRAINED_WHOLE = ("torch.", "torchvision.", "timm.")
 """Libraries whose models have all their parameters trained as they come."""
+_FOREACH = "torch._foreach_"
 GATHER = "gather"
 """What DataParallel does last: the numbers of its devices become a vector."""
 _AVERAGES = {
@@ -216,7 +219,8 @@ class Models(Operations):
         if name == "values" and values:
             return Items(tuple(values))
         if name == "items" and values:
-            return Items(tuple(Items((Const.of(key), value)) for key, value in base.items))
+            names = (NOTHING if key == REST else Const.of(key) for key, _ in base.items)
+            return Items(tuple(map(Items, zip(names, values))))
         return NOTHING
 
     def _of_model(
@@ -433,6 +437,8 @@ class Models(Operations):
     def _function(self, dotted: str, last: str, args: Sequence[Value], named: Named, at: int) -> Value:
         if dotted.startswith("math."):
             return math_result(last, args)
+        if dotted.startswith(_FOREACH) and args and isinstance(args[0], Params):
+            return self.method(args[0], dotted.removeprefix(_FOREACH), args[1:], named, at)
         op = surface.op_of(dotted)
         if op in ("tensor", "as_tensor", "from_numpy", "scalar_tensor"):
             made = new_tensor(args, named)
@@ -497,7 +503,7 @@ class Models(Operations):
         if dotted in ("torch.nn.Parameter", "torch.nn.parameter.Parameter"):
             return self._parameter(args)
         if dotted == "collections.OrderedDict":
-            return args[0] if args else Table(())
+            return by_name(args[0]) if args else Table(())
         if dotted == "itertools.chain" and args:
             return reduce(join, args)
         return None

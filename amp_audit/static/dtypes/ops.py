@@ -7,9 +7,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from amp_audit import policy
 from amp_audit.records import replace
-from amp_audit.static.dtypes import surface, widening
+from amp_audit.static.dtypes import averages, surface, widening
 from amp_audit.static.dtypes.arguments import (
     Named,
     cast_target,
@@ -20,6 +19,7 @@ from amp_audit.static.dtypes.arguments import (
     reinterpreted,
     told_dtype,
 )
+from amp_audit.static.dtypes.filling import filled, filling
 from amp_audit.static.dtypes.record import Cast, Place, Record, Training, Use
 from amp_audit.static.dtypes.values import (
     ANY,
@@ -96,6 +96,7 @@ class Operations(abc.ABC):
         self.optimizers: dict[Hashable, Params] = {}
         self.libraries: dict[Hashable, str] = {}  # what an object of unknown kind was made by
         self.pending: dict[Training, None] = {}
+        self.shrunk: set[tuple[Place | None, frozenset[Hashable]]] = set()  # weights multiplied in place, where
         self.muted = 0
         self.guessing = False  # whether models are run in a region that they are only taken to run in
         self.path = ""
@@ -157,7 +158,7 @@ class Operations(abc.ABC):
             if region is not None and surface.kind_of(name, device) == "lower":
                 self.notice("out", out, at, name)
             return named["out"]
-        numbers = (*numbers_of(name, args, named), *_filling(op, name, tensors))
+        numbers = (*numbers_of(name, args, named), *filling(op, name, tensors))
         result = self._result(op, name, effect, tensors, args, named, numbers)
         listed = region is not None and effect == "listed"
         lowered = listed and surface.kind_of(name, device) == "lower"
@@ -176,13 +177,35 @@ class Operations(abc.ABC):
             _is_scalar(name, effect, tensors, args, named),
             origin,
             _last(name, effect, tensors, numbers),
-            _filled(name, effect, tensors, numbers),
+            filled(name, effect, tensors, numbers),
             name == "arange" or (effect != "bool" and name not in surface.BOUNDED and any(t.counted for t in tensors)),
             widening.is_table(name, effect, tensors, args, named, lowered),
+            of=averages.weights_in(name, tensors),
         )
+        self.averaged(op, tensors, [*args[1:], *named.values()], at)
         result = self._widened(op, effect, result, tensors, at)
         self._use(op, result, numbers, tensors, at)
         return NOTHING if effect == "complex" else self._shaped(op, name, effect, result, named)
+
+    def averaged(self, op: str, tensors: Sequence[Tensor], given: Sequence[Value], at: int) -> None:
+        """Note that a moving average of weights is moved on in low precision."""
+        if not tensors:
+            return
+        here = (self.active[-1] if self.active else None, tensors[0].of)
+        if averages.shrinks(op, tensors, given):
+            self.shrunk.add(here)
+        moved = averages.moves(op, tensors, given, here in self.shrunk)
+        if moved or (averages.writes(op, tensors) and self.repeats()):
+            self.notice("average", tensors[0], at)
+
+    def stored(self, value: Tensor, at: int) -> None:
+        """Note that a container keeps a low combination of weights and of the copy of them that it had."""
+        if averages.renews(value) and self.repeats():
+            self.notice("average", value, at)
+
+    @abc.abstractmethod
+    def repeats(self) -> bool:
+        """Whether the code at hand runs in every round of a training, as far as loops and names tell."""
 
     def _widened(self, op: str, effect: str | None, result: Tensor, tensors: Sequence[Tensor], at: int) -> Tensor:
         """A result with what tables have widened; what ends here is noted."""
@@ -313,8 +336,9 @@ class Operations(abc.ABC):
             return as_tensor(value)
         casts = [self.casts.get(owner, frozenset()) for owner in value.of]
         if not casts or not all(casts):
-            return Tensor()
-        return Tensor(frozenset(name for cast in casts for one in cast for name in one.dtypes), origin="weights")
+            return Tensor(of=value.of)
+        low = frozenset(name for cast in casts for one in cast for name in one.dtypes)
+        return Tensor(low, origin="weights", of=value.of)
 
     def notice(self, op: str, tensor: Tensor, at: int, by: str = "") -> None:
         """Note something that the code does with a tensor and that is no op of torch, for detectors to look for."""
@@ -480,6 +504,7 @@ class Operations(abc.ABC):
             base.table and not target.borrowed,
             widening.spent(base.widened) if base.dtypes == target.dtypes == FLOAT32 else frozenset(),
             fitted or (low and self.fitting > 0),
+            base.of,
         )
         self._use("to", result, numbers, [base], at)
         return result
@@ -539,38 +564,6 @@ def _last(name: str, effect: str | None, tensors: Sequence[Tensor], numbers: tup
     if name == "sub" and number == 1 and first in ("softmax", "sigmoid"):
         return f"1 - {first}"
     return "sum of exp" if name == "sum" and first == "exp" else name
-
-
-def _filling(op: str, name: str, tensors: Sequence[Tensor]) -> tuple[tuple[str, Const], ...]:
-    """What a tensor is filled with that is added, or written, to another one: as if the number itself were."""
-    if name not in ("add", "sub", "setitem", "where"):
-        return ()
-    own = tensors[1:] if surface.in_place(op) else tensors
-    return tuple(("other", tensor.filled) for tensor in own if tensor.filled is not None)
-
-
-def _filled(
-    name: str, effect: str | None, tensors: Sequence[Tensor], numbers: tuple[tuple[str, Const], ...]
-) -> Const | None:
-    """The constant that some elements of a result are: what they are filled with, or what a mask is multiplied by."""
-    own = {key: value for key, value in numbers if value.number is not None}
-    if name == "arange":
-        return own.get("end", own.get("start"))
-    for key in ("value", "fill_value"):
-        if key in own and name in ("masked_fill", "fill", "full", "full_like", "new_full", "index_fill"):
-            return own[key]
-    if name == "where":
-        return max(own.values(), key=lambda value: abs(value.number or 0.0), default=None)
-    if name == "mul" and "other" in own and (not any(tensor.low for tensor in tensors) or _is_limit(own["other"])):
-        return own["other"]
-    if name in surface.MOVES or name in ("triu", "tril"):
-        return tensors[0].filled if tensors else None
-    return None
-
-
-def _is_limit(value: Const) -> bool:
-    """Whether a number is float16's largest: nobody multiplies by it but a mask."""
-    return abs(value.number or 0.0) == policy.MAX_FINITE["float16"]
 
 
 def _promoted(

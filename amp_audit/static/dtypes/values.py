@@ -72,7 +72,8 @@ class Tensor:
     it is known to have no dimension, and so does not widen the dtype of tensors that have. ``last``: the op that
     computed it. ``filled``: a constant that some of its elements are. ``counted``: it was computed from ``arange``.
     ``table``: it was made of numbers alone, by no data and no weights, and surely has a dimension. ``widened``: the
-    tables that made it float32. ``fitted``: it was just cast to the dtype that another tensor has.
+    tables that made it float32. ``fitted``: it was just cast to the dtype that another tensor has. ``of``: the models
+    of whose weights it is a combination.
     """
 
     dtypes: Dtypes = ANY
@@ -86,6 +87,7 @@ class Tensor:
     table: bool = False
     widened: frozenset[Widened] = frozenset()
     fitted: bool = False
+    of: frozenset[Hashable] = frozenset()
 
     @property
     def low(self) -> bool:
@@ -141,15 +143,20 @@ class Items:
 
 @record(frozen=True, slots=True)
 class Table:
-    """A dict whose keys are constants."""
+    """A dict whose keys are constants, and perhaps ``REST``, which stands for those that the code does not tell."""
 
     items: tuple[tuple[object, Value], ...]
 
     def get(self, key: object) -> Value | None:
-        return next((value for name, value in self.items if name == key), None)
+        found = next((value for name, value in self.items if name == key), None)
+        return found if found is not None or key is REST else self.get(REST)
 
     def put(self, key: object, value: Value) -> Table:
         return Table((*(pair for pair in self.items if pair[0] != key), (key, value)))
+
+
+REST = "<others>"
+"""The key of what a dict holds under names that are not known."""
 
 
 @record(frozen=True, slots=True)
@@ -328,11 +335,24 @@ def join(one: Value, two: Value) -> Value:
         return DType(one.dtypes | two.dtypes, one.assumed or two.assumed, one.borrowed or two.borrowed)
     if isinstance(one, (Items, Many)) and isinstance(two, (Items, Many)):
         return Many(join(element(one), element(two)))
+    if isinstance(one, Table) and isinstance(two, Table) and is_filled(one) and is_filled(two):
+        return (
+            Table(((REST, join(one.items[0][1], two.items[0][1])),)) if one.items and two.items else _longer(one, two)
+        )
     if isinstance(one, Params) and isinstance(two, Params):
         return Params(one.of | two.of, one.partly or two.partly, one.fresh and two.fresh)
     if is_none(one) or is_none(two):
         return two if is_none(one) else one
     return _either(one, two)
+
+
+def is_filled(table: Table) -> bool:
+    """Whether a dict is empty, or filled under names that are not known."""
+    return all(key == REST for key, _ in table.items)
+
+
+def _longer(one: Table, two: Table) -> Table:
+    return max(one, two, key=lambda table: len(table.items))
 
 
 def _joined(one: Tensor, two: Tensor) -> Tensor:
@@ -348,6 +368,7 @@ def _joined(one: Tensor, two: Tensor) -> Tensor:
         one.table and two.table,
         one.widened | two.widened,
         one.fitted or two.fitted,
+        one.of | two.of,
     )
 
 
@@ -380,6 +401,13 @@ def element(value: Value) -> Value:
     if isinstance(value, Opaque) and value.id:
         return Opaque((value, "[]"), dtypes=value.dtypes, origin=value.origin)
     return NOTHING
+
+
+def by_name(pairs: Value) -> Value:
+    """A dict of pairs, if they are the parameters of a model by their names."""
+    pair = pairs.item if isinstance(pairs, Many) else NOTHING
+    named = isinstance(pair, Items) and len(pair.items) == 2 and isinstance(pair.items[1], Params)
+    return pair.items[1] if named and isinstance(pair, Items) else pairs
 
 
 def part_of(output: Opaque, part: Opaque, name: str) -> Opaque:

@@ -31,6 +31,7 @@ from amp_audit.static.dtypes.values import (
     Layer,
     Many,
     Object,
+    Opaque,
     Params,
     Region,
     Tensor,
@@ -168,6 +169,8 @@ class Walk(Calls):
         for target in node.targets:
             if isinstance(target, ir.Attr) and target.name == "grad":
                 self._handed_gradient(target, node)
+            if isinstance(target, ir.Attr) and target.name == "data":
+                self._written(self.eval(target.base), value, node.at)
             self.bind(target, value, node.at)
 
     def _handed_gradient(self, target: ir.Attr, node: ir.Assign) -> None:
@@ -178,6 +181,16 @@ class Walk(Calls):
         given, taker = self._as_parameter(self.eval(source.base)), self._as_parameter(self.eval(target.base))
         if given is not None and taker is not None:
             self._use("assign_grad", given, (), [given, taker], node.at)
+
+    def _written(self, weights: Value, value: Value, at: int) -> None:
+        """``p.data = value``: what is low stays so."""
+        own, given = self.tensor_of(weights), self.tensor_of(value)
+        if own is None or given is None or not given.low:
+            return
+        self.averaged("set_", (own, given), (), at)
+        cast = given.origin == "cast" and given.of == own.of and self.guards == self.frame.guards
+        for owner in sorted(own.of, key=repr) if cast else ():
+            self._cast(Opaque(owner), DType(given.dtypes, given.assumed), at)
 
     def _as_parameter(self, value: Value) -> Tensor | None:
         """A parameter in the one dtype that is known of it: that of its models, which were cast or are as they were
