@@ -130,7 +130,7 @@ def test_a_program_in_autocast_that_has_nothing_to_do_with_a_checkpoint_says_not
     tmp_path: Path, folder: str, marked: list[int]
 ) -> None:
     texts = {
-        "diffusion/nn.py": CHECKPOINT,
+        "diffusion/nn.py": f"{CHECKPOINT}\ndef to_half(model):\n    return model.half()\n",
         "diffusion/train.py": "from nn import Again\ndef run(f, x):\n    Again.apply(f, x).sum().backward()\n",
         "seg/net.py": "from torch import nn\nclass Net(nn.Module): pass\n",
         f"{folder}/fit.py": "import torch\nfrom net import Net\ndef run(model, x):\n    with torch.autocast('cuda'):\n"
