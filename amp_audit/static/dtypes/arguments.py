@@ -140,10 +140,26 @@ def numbers_of(name: str, args: Sequence[Value], named: Named) -> tuple[tuple[st
 
 def _contracted(equation: str) -> int:
     """Over how many dimensions an einsum adds up."""
+    inputs, kept = _read(equation)
+    return len({label for label in inputs if label.isalpha()} - kept)
+
+
+def _read(equation: str) -> tuple[str, set[str]]:
+    """What the operands of an einsum are labelled with, and the labels of its result."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
-    labels = [label for label in inputs if label.isalpha()]
-    kept = set(output) if arrow else {label for label in labels if labels.count(label) == 1}
-    return len({*labels} - kept)
+    return inputs, set(output) if arrow else {label for label in inputs if inputs.count(label) == 1}
+
+
+def only_multiplies(args: Sequence[Value]) -> bool:
+    """Whether an einsum adds up over no dimension that two of its operands have: torch multiplies elementwise then, and
+    calls no matrix product."""
+    equation = args[0].value if args and isinstance(args[0], Const) else None
+    if not isinstance(equation, str):
+        return False
+    inputs, kept = _read(equation)
+    operands = inputs.split(",")
+    labels = {label for label in inputs if label.isalpha()} - kept
+    return all(sum(label in operand for operand in operands) == 1 for label in labels)
 
 
 def autocast(root: str, args: Sequence[Value], named: Named) -> Region:

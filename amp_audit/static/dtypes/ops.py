@@ -16,6 +16,7 @@ from amp_audit.static.dtypes.arguments import (
     is_device,
     is_dtype,
     numbers_of,
+    only_multiplies,
     reinterpreted,
     told_dtype,
 )
@@ -153,6 +154,9 @@ class Operations(abc.ABC):
             return Tensor(read_as.dtypes, assumed=read_as.assumed)
         parts = map(self.tensor_of, self._tensor_arguments(name, args, named))
         tensors = [part for part in parts if part is not None]
+        uncast = device == "cpu" or any(tensor.dtypes == {"float64"} for tensor in tensors)
+        if name == "einsum" and uncast and only_multiplies(args):
+            return self.apply("mul", args[1:], named, at)
         out = self.tensor_of(named["out"]) if "out" in named and effect != "factory" else None
         if out is not None:
             if region is not None and surface.kind_of(name, device) == "lower":

@@ -85,6 +85,16 @@ PROGRAMS = {
             unit = F.normalize(q, dim=-1)
             total = scores.exp().cumsum(-1)
     """,
+    "einsum": """
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            a = torch.einsum("bij,bkj->bik", x, x)
+            b = torch.einsum("bij,bij->bij", x, x)
+            c = torch.einsum("i,j->ij", torch.ones(3), torch.ones(4))
+            d = torch.einsum("i,j", a.flatten(), torch.ones(4))
+            e = torch.einsum("...n,d->...nd", a, torch.arange(4, dtype=torch.float64))
+            f = torch.einsum("bij,k->bik", x, torch.ones(4))
+            g = torch.einsum("bij,bij->b", x, x)
+    """,
     "nesting": """
         with torch.autocast("cpu", dtype=torch.float16):
             a = x @ x.mT

@@ -88,6 +88,7 @@ def forward(body: str) -> None:
         "F.one_hot(torch.arange(8), 8).to(h.dtype) @ h",
         "h if not torch.jit.is_scripting() else h.masked_fill(mask, -1e9)",
         "torch.stack([h, x])",
+        "torch.einsum('...n,d->...nd', h, torch.arange(4, dtype=torch.float64))",
     ],
 )
 def test_lines_that_are_right(line: str) -> None:
@@ -147,6 +148,7 @@ def test_lines_that_are_right(line: str) -> None:
         ("(h.float() - h.float().mean(0)).T @ x.float()", "AMP307"),
         ("F.mse_loss(h, x.double())", "AMP410"),
         ("x.double() @ h", "AMP410"),
+        ("torch.einsum('bi,bj->ij', x.double(), h)", "AMP410"),
         ("nn.BCELoss(reduction='sum')(torch.sigmoid(h), x)", "AMP315"),
     ],
 )
