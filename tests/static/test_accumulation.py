@@ -182,3 +182,41 @@ def train(model, optimizer, loader, args):
             optimizer.zero_grad()
 """
     assert ids(source) == ({"AMP223"} if found else set())
+
+
+LOOP = """
+import torch
+
+
+def train(model, optimizer, loader, criterion, accumulate):
+    scaler = torch.amp.GradScaler("cuda")
+    for i, (x, y) in enumerate(loader):
+        {before}
+        try:
+            with torch.autocast("cuda"):
+                loss = criterion(model(x), y) / accumulate
+            scaler.scale(loss).backward()
+            if (i + 1) % accumulate == 0:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        except RuntimeError as error:
+            print(error)
+            {after}
+"""
+INVALID = "invalid = False\n{0}for t in x:\n{0}    if t.isnan().any():\n{0}        invalid = True\n{0}if invalid:"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("optimizer.zero_grad()", "continue", True),
+        ("", "optimizer.zero_grad()\n            continue", False),
+        (f"{INVALID.format(' ' * 8)}\n            optimizer.zero_grad()\n            continue", "raise", False),
+        ("if accumulate > 1:\n            optimizer.zero_grad()", "raise", True),
+    ],
+)
+def test_what_clears_the_gradients_of_a_batch_that_failed_does_not_do_so_for_every_one(
+    before: str, after: str, found: bool
+) -> None:
+    assert ("AMP223" in ids(LOOP.format(before=before or "pass", after=after))) is found

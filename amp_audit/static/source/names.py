@@ -12,6 +12,12 @@ BORN_IN_BFLOAT16 = re.compile(
 SKIP = re.compile(r"skip|overflow|(^|_)(inf|scale)(_|$)|finite|stepped|success|step_was|was_step", re.IGNORECASE)
 """How code speaks of whether the scaler left a step out."""
 
+UNUSABLE = re.compile(r"isfinite|isnan|isinf|is_(nan|inf|finite)|(^|_)nan|norm|overflow", re.IGNORECASE)
+"""What tests ask of gradients that are then dropped."""
+
+UNFIT = re.compile(r"invalid|(^|_)(bad|skip|skipped|corrupt|broken|fail|failed|error)(_|$)", re.IGNORECASE)
+"""What tests ask of a batch that is then left out."""
+
 _SCHEDULER = re.compile(r"sched|warmup|(^|_)lr_?decay", re.IGNORECASE)
 
 

@@ -13,7 +13,7 @@ from amp_audit.records import replace
 from amp_audit.state import blur
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir
-from amp_audit.static.source.names import SKIP
+from amp_audit.static.source.names import SKIP, UNFIT, UNUSABLE
 from amp_audit.static.source.traverse import names_in
 from amp_audit.static.walking.algebra import combine, comparison, descaled, display, merged, subscript, unary, with_item
 from amp_audit.static.walking.boundaries import Boundaries
@@ -56,10 +56,6 @@ Results = list[tuple[Value, World]]
 MAX_UNROLL = 4
 
 
-_UNUSABLE = re.compile(r"isfinite|isnan|isinf|is_(nan|inf|finite)|(^|_)nan|norm|overflow", re.IGNORECASE)
-"""What tests ask of gradients that are then dropped."""
-
-
 class Evaluator(abc.ABC):
     """Evaluates expressions. ``hazards`` and ``happened`` collect what was met on all paths.
 
@@ -82,6 +78,7 @@ class Evaluator(abc.ABC):
         self._guards = [0]  # for each loop around: how many tests of what changes stand between it and here
         self._outside = [0]  # for each loop around: how many tests stand around it
         self._yielding: list[Callable[[World], list[World]]] = []
+        self._handling = 0  # how many exception handlers stand around
 
     @abc.abstractmethod
     def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
@@ -109,9 +106,12 @@ class Evaluator(abc.ABC):
     def _placed(self, event: events.Event, world: World) -> events.Event:
         """An event with what the tests and loops around it say."""
         if event.kind in (events.Kind.STEP, events.Kind.ZERO_GRAD):
+            clears = event.kind is events.Kind.ZERO_GRAD
+            drops = clears and self.asked(UNUSABLE)
+            left_out = drops or (clears and (self._handling > 0 or self.asked(UNFIT)))
+            sometimes = self._guards[-1] > 0 or left_out
             reached = self.boundaries.reached(world)
-            event = replace(event, boundaries=reached, sometimes=self._guards[-1] > 0, loops=tuple(self._loops))
-            drops = event.kind is events.Kind.ZERO_GRAD and self.asked(_UNUSABLE)
+            event = replace(event, boundaries=reached, sometimes=sometimes, loops=tuple(self._loops))
             return replace(event, given=True) if drops else event
         if event.kind in (events.Kind.SCHEDULER_STEP, events.Kind.AVERAGE):
             return replace(event, sometimes=self.asked(SKIP), loops=tuple(self._loops))

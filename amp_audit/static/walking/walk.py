@@ -425,7 +425,9 @@ class Walker(Caller):
             start = before.fork()
             if handler.name:
                 start.env[handler.name] = Symbol(f"exception {handler.at}", volatile=True)
+            self._handling += 1
             caught = self.block(handler.body, [start])
+            self._handling -= 1
             inner.leave(caught)
             inner.fall += caught.fall
         if statement.final:
