@@ -19,10 +19,12 @@ from amp_audit.static.walking.algebra import combine, comparison, descaled, disp
 from amp_audit.static.walking.boundaries import Boundaries
 from amp_audit.static.walking.choices import chosen, is_choice
 from amp_audit.static.walking.declared import Declared, decorator_name, is_property
+from amp_audit.static.walking.granted import Granted
 from amp_audit.static.walking.helpers import schedules_at
 from amp_audit.static.walking.hot import Heat, dotted
 from amp_audit.static.walking.kinship import concerned_in_part, is_wrapped
 from amp_audit.static.walking.lineage import thaw
+from amp_audit.static.walking.stages import asks_for_gradient, has_gradients, stage_test
 from amp_audit.static.walking.unknowns import counter, fresh, named_after, setting
 from amp_audit.static.walking.values import (
     GRADIENT,
@@ -78,6 +80,7 @@ class Evaluator(abc.ABC):
         self._guards = [0]  # for each loop around: how many tests of what changes stand between it and here
         self._outside = [0]  # for each loop around: how many tests stand around it
         self._yielding: list[Callable[[World], list[World]]] = []
+        self.granted = Granted()
         self._handling = 0  # how many exception handlers stand around
 
     @abc.abstractmethod
@@ -236,13 +239,23 @@ class Evaluator(abc.ABC):
 
     def _attr(self, node: ir.Attr, world: World) -> Results:
         """An attribute that is not called; one of a tensor or a model's output is a tensor as well."""
-        return [(_as_tensor(value), after) for value, after in self.callee(node, world)]
+        results = self.callee(node, world)
+        if any(value == NONE for value, _ in results) and self._is_granted(node, world):
+            return [(self._filled(node, after) if value == NONE else value, after) for value, after in results]
+        return [(_as_tensor(value), after) for value, after in results]
+
+    def _is_granted(self, place: ir.Attr, world: World) -> bool:
+        """Whether the function that runs takes for granted that something stands at a place."""
+        frame = world.frame
+        return frame.function is not None and dotted(place) in self.granted.of(frame.function, frame.module)
 
     def callee(self, node: ir.Attr, world: World) -> Results:
         results: Results = []
         for base, after in self.eval(node.base, world):
             if isinstance(node.base, ir.Attr) and base == NONE:
                 base = self._filled(node.base, after)
+            if isinstance(base, Symbol) and after.known(Condition(f"{base.key} is None", volatile=base.volatile)):
+                continue  # None has no such attribute: nobody takes this path
             results += self.attribute(base, node.name, self.heat.dotted(node), node.at, after)
         return results
 
@@ -250,6 +263,8 @@ class Evaluator(abc.ABC):
         """What stands where ``__init__`` had put None, when the code uses it: something that is set out of sight."""
         text = dotted(place)
         value = Symbol(f"{tag(world.frame.module.path)}:{text or place.at}", text)
+        world.decide(Condition(f"{value.key} is None"), False)
+        world.decide(Condition(value.key), True)
         self.bind(place, value, world)
         return value
 
@@ -372,8 +387,8 @@ class Evaluator(abc.ABC):
         results: Results = []
         for values, after in self._each(nodes, world):
             if len(node.rest) == 1:
-                left = GRADIENT if _asks_for_gradient(node.left) and _trained(after) else values[0]
-                stage = _stage_test(node.rest[0][0], left, values[1], after)
+                left = GRADIENT if asks_for_gradient(node.left) and has_gradients(after) else values[0]
+                stage = stage_test(node.rest[0][0], left, values[1], after)
                 value = stage or comparison(node.rest[0][0], left, values[1])
                 self.boundaries.compared(node, values, value, after, tuple(self._loops))
                 results.append((value, after))
@@ -547,26 +562,6 @@ def _as_tensor(value: Value) -> Value:
     if isinstance(value, Method) and isinstance(value.base, Tensor) and value.name != "backward":
         return value.base
     return value
-
-
-def _asks_for_gradient(node: ir.Expr) -> bool:
-    return isinstance(node, ir.Attr) and node.name == "grad"
-
-
-def _stage_test(op: str, left: Value, right: Value, world: World) -> Value | None:
-    """A comparison of the scaler's own record of an optimizer with one of torch's stages, by what the path knows."""
-    stage = right.dotted.rpartition(".OptState.")[2] if isinstance(right, project.External) else ""
-    phases = {phase for _, phase in world.state.phases} or {"ready"}
-    if stage not in ("READY", "UNSCALED", "STEPPED") or "_per_optimizer_states" not in key_of(left):
-        return None
-    if len(phases) != 1 or "unknown" in phases:
-        return None
-    return Literal.of((phases == {stage.lower()}) is (op in ("is", "==")))
-
-
-def _trained(world: World) -> bool:
-    """Whether a backward has left gradients: code that asks whether there are any finds them, then."""
-    return any(held.value not in ("none", "unknown") for _, held in world.state.owners)
 
 
 def _static(function: ir.Function) -> bool:

@@ -1,0 +1,29 @@
+"""Tests that ask how far a step has come: whether there are gradients, what the scaler has recorded of an optimizer."""
+
+from __future__ import annotations
+
+from amp_audit.static.binding import project
+from amp_audit.static.source import ir
+from amp_audit.static.walking.values import Literal, Value, key_of
+from amp_audit.static.walking.world import World
+
+
+def asks_for_gradient(node: ir.Expr) -> bool:
+    """Whether a test is about ``parameter.grad``."""
+    return isinstance(node, ir.Attr) and node.name == "grad"
+
+
+def stage_test(op: str, left: Value, right: Value, world: World) -> Value | None:
+    """A comparison of the scaler's own record of an optimizer with one of torch's stages, by what the path knows."""
+    stage = right.dotted.rpartition(".OptState.")[2] if isinstance(right, project.External) else ""
+    phases = {phase for _, phase in world.state.phases} or {"ready"}
+    if stage not in ("READY", "UNSCALED", "STEPPED") or "_per_optimizer_states" not in key_of(left):
+        return None
+    if len(phases) != 1 or "unknown" in phases:
+        return None
+    return Literal.of((phases == {stage.lower()}) is (op in ("is", "==")))
+
+
+def has_gradients(world: World) -> bool:
+    """Whether a backward has left gradients: code that asks whether there are any finds them, then."""
+    return any(held.value not in ("none", "unknown") for _, held in world.state.owners)
