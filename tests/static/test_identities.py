@@ -553,3 +553,28 @@ def test_an_optimizer_whose_class_a_setting_names_is_another_one_each_time(
     given: str, made: str, expected: set[str]
 ) -> None:
     assert ids(NAMED_OPTIMIZER.format(given=given, made=made)) - {"AMP217"} == expected
+
+
+def test_a_step_that_takes_a_batch_is_no_optimizers() -> None:
+    source = """
+import torch
+
+
+class Trainer:
+    def __init__(self, model):
+        self.model, self.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def epoch(self, loader):
+        for batch in loader:
+            self.optimizer.zero_grad()
+            with torch.autocast("cuda"):
+                loss = self.step(batch)
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+"""
+    assert ids(source) == set()
+    assert ids(source.replace("self.step(batch)", "self.step(self.optimizer)")) >= {"AMP303"}

@@ -394,7 +394,7 @@ class Methods(Ranks):
         if name == "get" and args and isinstance(args[0], Literal) and args[0].kind == "str":
             held = world.heap.get((base.key, f"[{args[0].value!r}]"))  # what ``base["name"]`` is
             return [(held if held is not None else subscript(base, args[0]), world)]
-        if name == "step" and args and self.holds_scaler(base, world):
+        if name == "step" and args and self._steps(args[0], world) and self.holds_scaler(base, world):
             optimizer = self._optimizer_id(args[0])
             self.walker.emit(world, Event(Kind.STEP, optimizer=optimizer, via=Via.FRAMEWORK), node.at)
             return [(NONE, world)]
@@ -403,6 +403,10 @@ class Methods(Ranks):
         if name == "state_dict":
             return [(StateDict("scheduler" if is_scheduler(tail(base)) else "model"), world)]
         return self._call_unknown(callee, node, args, named, world)
+
+    def _steps(self, value: Value, world: World) -> bool:
+        """Whether what is handed to a ``step`` is an optimizer, and no batch."""
+        return isinstance(value, Optimizer) or (isinstance(value, Symbol) and self.is_optimizer(value, world))
 
     def _base_of(self, callee: Symbol, func: ir.Attr) -> Symbol:
         text = callee.text.rpartition(".")[0] if callee.text else ""
