@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 
 from amp_audit.records import replace
@@ -136,7 +137,8 @@ class Calls(Evaluation):
         if self.live is not None and isinstance(func, (Object, Layer, Opaque)) and not self._is_own_part(func):
             self.record.live_calls.add(func.id)
         if isinstance(func, Func):
-            return self.follow(func, args, named, at)
+            with self._weighing(func.bound):
+                return self.follow(func, args, named, at)
         if isinstance(func, project.ClassRef):
             return self._instantiate(func, args, named, at)
         if isinstance(func, Object):
@@ -271,19 +273,25 @@ class Calls(Evaluation):
 
     def _call_object(self, func: Object, args: Sequence[Value], named: Named, at: int) -> Value:
         method = self._method_of(func.cls, "forward") or self._method_of(func.cls, "__call__")
-        cast = self.casts.get(func.id)
         if self.is_module(func.cls) and not self.in_module():
             self.note_training()
             if not self.is_partly_low(func.id):
                 self.foreign_call("model", args, named, at)
-        if cast:
-            self.weights.append(frozenset(dtype for one in cast for dtype in one.dtypes))
-        try:
+        with self._weighing(func):
             if method is None:
                 return self._call_inherited(func, args, at)
             result = self.follow(replace(method, bound=func), args, named, at)
             numbers = isinstance(result, Tensor) and result.scalar and func.id in self.gathered
             return replace(result, scalar=False, last=GATHER) if numbers and isinstance(result, Tensor) else result
+
+    @contextmanager
+    def _weighing(self, model: Value | None) -> Iterator[None]:
+        """Run a method of a model, whose layers have the dtype that it was cast to."""
+        cast = self.casts.get(model.id) if isinstance(model, Object) else None
+        if cast:
+            self.weights.append(frozenset(dtype for one in cast for dtype in one.dtypes))
+        try:
+            yield
         finally:
             if cast:
                 self.weights.pop()

@@ -274,3 +274,44 @@ def test_a_cast_under_a_test_of_the_dtype_fits_what_it_is_made_for(test: str, ma
         )
         == []
     )
+
+
+@pytest.mark.parametrize(("halved", "mark"), [("self.coder = self.coder.half()", ""), ("pass", "# AMP310")])
+def test_every_method_of_a_model_that_was_cast_runs_with_weights_in_that_dtype(halved: str, mark: str) -> None:
+    main = f"""
+        import torch
+        from torch import nn
+        from coder import Coder
+
+        class Latents(nn.Module):
+            def __init__(self, coder):
+                super().__init__()
+                self.coder = coder
+                {halved}
+
+            def encode_image(self, image):
+                with torch.autocast("cuda", enabled=False):
+                    return self.coder.encode(image.half())
+
+        Latents(Coder()).encode_image(torch.randn(2, 3, 8, 8))
+    """
+    coder = f"""
+        from torch import nn
+
+        class Encoder(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv_in = nn.Conv2d(3, 4, 3)
+
+            def forward(self, x):
+                return self.conv_in(x)  {mark}
+
+        class Coder(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.encoder = Encoder()
+
+            def encode(self, x):
+                return self.encoder(x)
+    """
+    assert misjudged(main=main, coder=coder) == []
