@@ -516,7 +516,7 @@ class Models(Operations):
         optimizer = Optimizer((self.path, at))
         given = args[0] if args else named.get("params", NOTHING)
         params = params_in(given)
-        if params is None:
+        if params is None or self.passed_by:
             return optimizer
         self.optimizers[optimizer.id] = params
         self.models.update(params.of)

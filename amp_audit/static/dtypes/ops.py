@@ -99,6 +99,7 @@ class Operations(abc.ABC):
         self.pending: dict[Training, None] = {}
         self.shrunk: set[tuple[Place | None, frozenset[Hashable]]] = set()  # weights multiplied in place, where
         self.muted = 0
+        self.passed_by = 0  # arms around that are run in another precision than their other arm
         self.guessing = False  # whether models are run in a region that they are only taken to run in
         self.path = ""
 

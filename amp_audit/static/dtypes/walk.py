@@ -71,6 +71,7 @@ _PASSING = (
     "casts",
     "pending",
     "muted",
+    "passed_by",
     "path",
     "active",
     "sites",
@@ -130,7 +131,7 @@ class Walk(Calls):
     def _detached(self) -> Iterator[None]:
         """Run something outside of what is going on, and come back."""
         kept = {name: getattr(self, name) for name in _PASSING}
-        self.frames, self.entries, self.weights, self.pending, self.muted = [], [], [], {}, 0
+        self.frames, self.entries, self.weights, self.pending, self.muted, self.passed_by = [], [], [], {}, 0, 0
         self.active, self.sites, self.loops, self.guards, self.fitting = [], [], [], 0, 0
         try:
             yield
@@ -297,12 +298,15 @@ class Walk(Calls):
             self.frame.env.update(start)
             self.casts = dict(casts)
             fits = any(body is one for one in asked)
+            passed_by = not judged and any(other for _, other in arms)
             self.muted += not judged
+            self.passed_by += passed_by
             self.guards += 1
             self.fitting += fits
             ended = self.block(body)
             self.fitting -= fits
             self.guards -= 1
+            self.passed_by -= passed_by
             self.muted -= not judged
             if not ended:
                 ends.append((dict(self.frame.env), self.casts, judged))

@@ -253,3 +253,36 @@ def test_a_model_is_said_to_run_under_autocast_where_it_does() -> None:
         )
         == []
     )
+
+
+ALL = "self.model.parameters()"
+
+
+@pytest.mark.parametrize(
+    ("half", "full", "mark"),
+    [("self.master", ALL, ""), (ALL, ALL, "  # AMP402"), (ALL, "self.master", "  # AMP402")],
+)
+def test_an_optimizer_of_the_arm_in_full_precision_does_not_train_what_the_other_arm_has_cast(
+    half: str, full: str, mark: str
+) -> None:
+    source = f"""
+        import torch
+
+        class Trainer:
+            def __init__(self, model, fp16):
+                self.model, self.fp16 = model, fp16
+                if self.fp16:
+                    self.model = self.model.half(){mark}
+                    self.master = [p.detach().clone().float() for p in self.model.parameters()]
+
+            def train(self, loader):
+                if self.fp16:
+                    optimizer = torch.optim.SGD({half}, 0.1)
+                else:
+                    optimizer = torch.optim.SGD({full}, 0.1)
+                for x in loader:
+                    loss = self.model(x).mean()
+                    loss.backward()
+                    optimizer.step()
+    """
+    assert misjudged(train=source) == []
