@@ -112,9 +112,12 @@ def _held(state: State, owners: Iterable[Id]) -> list[Gradients]:
     return [get(state.owners, owner) or Gradients("unknown") for owner in owners] or [Gradients("unknown")]
 
 
+_MIXED = ("scale", "region_enter", *(f"backward.plain.{dtype}" for dtype in sorted(LOW_PRECISION)))
+
+
 def _is_mixed(state: State) -> bool:
     """Whether mixed precision plays a part: order mistakes of other training are not this tool's business."""
-    return not state.ever.isdisjoint(("scale", "region_enter"))
+    return not state.ever.isdisjoint(_MIXED)
 
 
 def _together(values: set[str], assumed: bool) -> str:

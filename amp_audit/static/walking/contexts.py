@@ -18,7 +18,17 @@ from amp_audit.static.walking.ducks import builds
 from amp_audit.static.walking.exchanges import Exchanges
 from amp_audit.static.walking.hot import dotted
 from amp_audit.static.walking.kinship import note_made
-from amp_audit.static.walking.lineage import FROZEN, UNCACHED, UNSEEN, computed_in, thaw, together, with_children
+from amp_audit.static.walking.lineage import (
+    FROZEN,
+    LOWERED,
+    UNCACHED,
+    UNSEEN,
+    computed_in,
+    dtype_of,
+    thaw,
+    together,
+    with_children,
+)
 from amp_audit.static.walking.values import (
     GRADIENT,
     Func,
@@ -214,7 +224,8 @@ class Contexts(Exchanges):
         words = model.cls.cls.words if model.cls is not None else frozenset[str]()
         told = [item.text for item in (*args, *named.values()) if isinstance(item, Symbol)]
         divided = UNSEEN if any(map(ACCUMULATION.search, (*words, *told))) else frozenset[Hashable]()
-        made = Tensor(own, computed_in(world) or inner, divided=divided, ran=self._runs(model, world))
+        lowered = dtype_of(world.heap.get((model.id, LOWERED))) if region_dtype(world.state) is None else None
+        made = Tensor(own, lowered or computed_in(world) or inner, divided=divided, ran=self._runs(model, world))
         return together([*fed, made], made.dtype)
 
     def _runs(self, model: Instance, world: World) -> frozenset[str]:

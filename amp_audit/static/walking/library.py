@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from amp_audit.events import Event, Kind
 from amp_audit.policy import DEFAULT_DTYPES
 from amp_audit.records import replace
+from amp_audit.state import LOW_PRECISION
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import loads_model
@@ -20,6 +21,7 @@ from amp_audit.static.walking.contexts import INFERENCE, NO_GRAD_NAMES
 from amp_audit.static.walking.kinship import may_be_model
 from amp_audit.static.walking.lineage import (
     FROZEN,
+    LOWERED,
     REPLICATED,
     SHARDED,
     UNCACHED,
@@ -107,6 +109,12 @@ _SCALER_WORDS = frozenset({"GradScaler", "NativeScaler", "ShardedGradScaler"})
 _ASKED_DEVICE = re.compile(r"cuda\.is_available|'(cuda|cpu|mps|xpu)(:\d+)?'$")
 """The ends of conditions about devices."""
 
+_SHARDS_IN_PLACE = frozenset({"torch.distributed.fsdp.fully_shard", "torch.distributed._composable.fsdp.fully_shard"})
+_POLICIES = frozenset(
+    f"torch.distributed.{place}.{name}"
+    for place in ("fsdp", "fsdp.api", "fsdp.fully_sharded_data_parallel", "_composable.fsdp")
+    for name in ("MixedPrecision", "MixedPrecisionPolicy")
+)
 REPLICATES = frozenset({"DistributedDataParallel", "DDP"})
 WRAPPERS = re.compile(r"(^|\.)(DistributedDataParallel|DDP|DataParallel|compile|convert_sync_batchnorm)$")
 _REMADE = frozenset({"torch.tensor", "torch.as_tensor", "torch.autograd.Variable", "torch.Tensor"})
@@ -174,6 +182,11 @@ class Library(Methods):
         short_name = name.rpartition(".")[2]
         if name in SHARDING:
             return [(self._shard(args, named, world), world)]
+        if name in _SHARDS_IN_PLACE and args:
+            self._lower(args[0], named.get("mp_policy"), world)
+            return [(args[0], world)]
+        if name in _POLICIES:
+            return [(Partial(External(name), tuple(args), tuple(named.items())), world)]
         if name in TRACES and args:
             return [(self._trace(args, named, node, world), world)]
         if name == "threading.Thread":
@@ -236,7 +249,15 @@ class Library(Methods):
         strategy = key_of(named.get("sharding_strategy", NONE)).rpartition(".")[2]
         if isinstance(given, (Instance, Symbol)) and strategy != "NO_SHARD":
             world.put(given.id if isinstance(given, Instance) else given.key, SHARDED, Literal.of(True))
+        self._lower(given, argument(args, named, "mixed_precision", 6), world)
         return given
+
+    def _lower(self, model: Value, policy: Value | None, world: World) -> None:
+        """FSDP's own mixed precision: the model runs in another dtype than that of its weights."""
+        if isinstance(policy, Partial) and isinstance(policy.func, External) and policy.func.dotted in _POLICIES:
+            dtype = argument(list(policy.args), dict(policy.named), "param_dtype", 0)
+            if isinstance(model, (Instance, Symbol)) and dtype is not None and dtype_of(dtype) in LOW_PRECISION:
+                world.put(model.id if isinstance(model, Instance) else model.key, LOWERED, dtype)
 
     def _builtin(
         self, name: str, node: ir.Call, args: list[Value], named: dict[str, Value], world: World

@@ -35,6 +35,8 @@ UNSEEN: frozenset[Hashable] = frozenset({"?"})
 """What a loss was divided by whose origin was not seen."""
 
 FROZEN, UNCACHED, SHARDED, REPLICATED = "#frozen", "#uncached", "#sharded", "#replicated"
+LOWERED = "#lowered"
+"""The dtype in which FSDP runs a model that it holds in float32."""
 
 
 def thaw(world: World, owners: Iterable[Hashable]) -> None:

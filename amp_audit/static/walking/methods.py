@@ -346,6 +346,7 @@ class Methods(Ranks):
                 divided=whole.divided,
                 ran=place_of(whole.ran),
                 detached=all(loss.leaf for loss in losses),
+                sharded=are_sharded(whole.owners, world),
             )
         else:
             foreign = isinstance(loss, Symbol) and loss.param

@@ -33,7 +33,7 @@ from amp_audit.static.walking.means import Means, dangers, used
 from amp_audit.static.walking.ranks import POOL
 
 _SAID: dict[str, Means] = {
-    "autocast": Means.REGION,
+    **dict.fromkeys(("autocast", "MixedPrecision", "MixedPrecisionPolicy"), Means.REGION),
     **dict.fromkeys(("GradScaler", "ShardedGradScaler"), Means.BUILD),
     **dict.fromkeys(("unscale_", "get_scale"), Means.SCALER),
     "scale_loss": Means.SCALER | Means.BACKWARD,
