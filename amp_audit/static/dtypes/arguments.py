@@ -171,6 +171,8 @@ def autocast(root: str, args: Sequence[Value], named: Named) -> Region:
     dtypes, guessed = _region_dtypes(given.get("dtype"), device)
     enabled = given.get("enabled", Const.of(True))
     flag = bool(enabled.value) if isinstance(enabled, Const) and not enabled.assumed else None
+    if assumed and flag is None and isinstance(enabled, Const) and not enabled.value:
+        device = "cuda"  # with the default it is off: where it is on, the device is another one
     return Region(device, dtypes, flag, assumed or guessed)
 
 

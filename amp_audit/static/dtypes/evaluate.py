@@ -379,13 +379,16 @@ class Evaluation(Truths):
         if isinstance(value, Const) and value.number is not None and node.op in "+-":
             number = -value.value if node.op == "-" else value.value  # type: ignore[operator]
             return Const.of(number, value.assumed)
-        return Const.of(not value.value) if node.op == "not" and isinstance(value, Const) else value
+        return Const.of(not value.value, value.assumed) if node.op == "not" and isinstance(value, Const) else value
 
     def _eval_compare(self, node: ir.Compare) -> Value:
         sides = [self.eval(node.left), *(self.eval(right) for _, right in node.rest)]
         known = self.truth(node)
         if known is not None:
             return Const.of(known)
+        told = _with_defaults(node.rest[0][0], sides)
+        if told is not None:
+            return told
         tensors = [side for side in sides if isinstance(side, Tensor)]
         table = all(side.table if isinstance(side, Tensor) else _is_number(side) for side in sides)
         return Tensor(frozenset({"bool"}), table=table) if tensors else NOTHING
@@ -481,6 +484,14 @@ class Evaluation(Truths):
     def _iterated(self, node: ir.Expr) -> Value:
         value = self.eval(node)
         return reduce(join, map(element, options(value)))
+
+
+def _with_defaults(op: str, sides: Sequence[Value]) -> Const | None:
+    """What ``==`` and ``!=`` say of constants, one of which is a default that a caller may replace."""
+    consts = [side.value for side in sides if isinstance(side, Const)]
+    if op not in ("==", "!=") or not len(consts) == len(sides) == 2:
+        return None
+    return Const.of((consts[0] == consts[1]) is (op == "=="), assumed=True)
 
 
 def _picks(index: Value) -> bool:

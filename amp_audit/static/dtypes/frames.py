@@ -14,7 +14,7 @@ from amp_audit.static.source import ir
 class Frame:
     """One call in progress. ``outer`` are the names of the functions around; ``setup``: an object is made; ``guards``:
     the unknown conditions around the call; ``given``: the parameters, where other code calls it; ``name``: the
-    function's.
+    function's; ``switches``: the conditions under which the regions that it has entered are on.
     """
 
     module: ir.Module
@@ -28,3 +28,4 @@ class Frame:
     name: str = ""
     returns: list[Value] = field(default_factory=list)
     yields: list[Value] = field(default_factory=list)
+    switches: set[tuple[str, bool]] = field(default_factory=set)

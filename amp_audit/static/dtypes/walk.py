@@ -42,7 +42,7 @@ from amp_audit.static.dtypes.values import (
     options,
 )
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import walk, words_in
+from amp_audit.static.source.traverse import spelled_condition, walk, words_in
 
 _FUEL = 20_000
 """Statements per entry; a walk that needs more ends where it is."""
@@ -277,7 +277,16 @@ class Walk(Calls):
             self.synchronised(NOTHING, node.test.at)
         low_arm = _precision_arm(node.test)
         asked = (node.body,) if _asks_for_dtype(node.test) else ()
-        return self._fork([(node.body, low_arm in (None, "yes")), (node.orelse, low_arm in (None, "no"))], asked)
+        arms = [(node.body, low_arm in (None, "yes")), (node.orelse, low_arm in (None, "no"))]
+        return self._fork(arms, asked, self._arm_without_region(node))
+
+    def _arm_without_region(self, node: ir.If) -> Sequence[ir.Stmt] | None:
+        """The arm that is taken where the regions that this function has entered were off, as the test tells."""
+        asked, negated = spelled_condition(node.test)
+        for arm, truth in ((node.body, not negated), (node.orelse, negated)):
+            if asked and (asked, not truth) in self.frame.switches:
+                return arm
+        return None
 
     def _is_on_device(self, value: Value, test: ir.Expr) -> bool:
         """Whether a condition is a tensor computed from what a model gave, so that its truth has to be waited for."""
@@ -286,16 +295,23 @@ class Walk(Calls):
         held = (self.eval(part) for part in walk(test) if isinstance(part, ir.Name))
         return any(isinstance(one, Tensor) and (one.low or one.dtypes == FLOAT32) and one.last != "" for one in held)
 
-    def _fork(self, arms: Sequence[tuple[Sequence[ir.Stmt], bool]], asked: Sequence[Sequence[ir.Stmt]] = ()) -> bool:
+    def _fork(
+        self,
+        arms: Sequence[tuple[Sequence[ir.Stmt], bool]],
+        asked: Sequence[Sequence[ir.Stmt]] = (),
+        off: Sequence[ir.Stmt] | None = None,
+    ) -> bool:
         """Run each arm from here; go on with what those that do not end have in common. Arms that are run in another
         precision only are walked without being judged, and go on only where no other does. ``asked`` are those that run
-        where something has a dtype that the test names.
+        where something has a dtype that the test names, ``off`` the one that runs where the regions before were off.
         """
         start, casts = dict(self.frame.env), dict(self.casts)
         ends: list[tuple[dict[str, Value], dict[Hashable, frozenset[Cast]], bool]] = []
         for body, judged in arms:
             self.frame.env.clear()
             self.frame.env.update(start)
+            if body is off:
+                self.frame.env.update({name: _unlowered(value) for name, value in start.items()})
             self.casts = dict(casts)
             fits = any(body is one for one in asked)
             passed_by = not judged and any(other for _, other in arms)
@@ -363,6 +379,8 @@ class Walk(Calls):
                 if target is not None:
                     self.bind(target, value, node.at)
                 region = region_of(value)
+                if region is not None:
+                    self.frame.switches |= _switches(context)
                 if region is not None and region.live and self.loops and self.loops[-1].depth == len(self.active):
                     self._reentered(region, node.at)
                 entered.enter_context(self.inside_of(region, node.at))
@@ -434,6 +452,20 @@ def _doubt_chosen(env: dict[str, Value], others: Sequence[Mapping[str, Value]]) 
     for name, value in env.items():
         if isinstance(value, DType) and any(other.get(name) != value for other in others):
             env[name] = replace(value, assumed=True)
+
+
+def _switches(context: ir.Expr) -> set[tuple[str, bool]]:
+    """The condition under which a region is on, as it is spelled, and which truth of it."""
+    given = [arg.value for arg in context.args if arg.keyword == "enabled"] if isinstance(context, ir.Call) else []
+    told = [spelled_condition(value) for value in given]
+    return {(asked, not negated) for asked, negated in told if asked}
+
+
+def _unlowered(value: Value) -> Value:
+    """What a region that was off has made, in place of what it makes where it is on."""
+    if isinstance(value, Tensor) and value.origin == "region" and value.low:
+        return replace(value, dtypes=FLOAT32, by="", origin="", assumed=False)
+    return Items(tuple(map(_unlowered, value.items))) if isinstance(value, Items) else value
 
 
 def _asks_for_dtype(test: ir.Expr) -> bool:

@@ -175,6 +175,32 @@ def dotted_text(node: ir.Expr) -> str:
     return node.id if isinstance(node, ir.Name) else ""
 
 
+def spelled_condition(node: ir.Expr) -> tuple[str, bool]:
+    """A condition on names and constants as a text, and whether it is negated: ``x != "cpu"`` is not ``x == "cpu"``.
+    The text is empty for any other condition.
+    """
+    if isinstance(node, ir.Unary) and node.op == "not":
+        text, negated = spelled_condition(node.operand)
+        return text, not negated
+    if isinstance(node, ir.Compare) and len(node.rest) == 1 and node.rest[0][0] in ("==", "!=", "is", "is not"):
+        op, right = node.rest[0]
+        sides = [_spelled(node.left), _spelled(right)]
+        return (" == ".join(sides), op in ("!=", "is not")) if all(sides) else ("", False)
+    return _spelled(node), False
+
+
+def _spelled(node: ir.Expr) -> str:
+    if isinstance(node, ir.Const):
+        return repr(node.value)
+    return dotted_text(node) if _is_chain(node) else ""
+
+
+def _is_chain(node: ir.Expr) -> bool:
+    while isinstance(node, ir.Attr):
+        node = node.base
+    return isinstance(node, ir.Name)
+
+
 def root_name(node: ir.Expr) -> str:
     """The name at the start of attributes, subscripts and calls; empty if there is none."""
     while isinstance(node, (ir.Attr, ir.Subscript, ir.Call)):

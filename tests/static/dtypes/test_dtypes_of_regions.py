@@ -157,3 +157,48 @@ def test_attention_is_asked_about_its_query_key_and_value() -> None:
     assert misjudged(main=source.replace("ONE", "half")) == []
     marked = source.replace("ONE", "float").replace("forward(\n", "forward(  # AMP310\n")
     assert misjudged(main=marked) == []
+
+
+@pytest.mark.parametrize(
+    ("test", "first", "second"),
+    [
+        ("self.device != 'cpu'", "", "  # AMP407"),
+        ("not self.device == 'cpu'", "", "  # AMP407"),
+        ("self.device == 'cpu'", "  # AMP407", ""),
+        ("self.ready", "  # AMP407", "  # AMP407"),
+    ],
+)
+def test_a_region_is_off_where_a_test_says_that_its_condition_does_not_hold(test: str, first: str, second: str) -> None:
+    source = f"""
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self, device="cpu"):
+                super().__init__()
+                self.device = device
+                self.out = nn.Linear(8, 4)
+
+            def forward(self, x):
+                return torch.log_softmax(self.out(x), -1), self.out(x)
+
+            def policy(self, x):
+                with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device != "cpu"):
+                    return self(x)[0].exp().cpu().numpy()
+
+            def predict(self, x):
+                with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device != "cpu"):
+                    p, v = self(x)
+                if {test}:
+                    return p.float().cpu().numpy(), v.float().cpu().numpy()
+                return p.numpy(), v.numpy()
+
+            def again(self, x):
+                with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device != "cpu"):
+                    p, v = self(x)
+                if {test}:
+                    return v.numpy(){second}
+                return v.numpy(){first}
+    """
+    predicted = "return p.numpy(), v.numpy()"
+    assert misjudged(train=source.replace(predicted, f"{predicted}{first}")) == []
