@@ -495,3 +495,45 @@ def test_what_a_narrowed_walk_cut_is_walked_by_itself() -> None:
 
     assert seen(paths.WIDTHS[0], 7) == seen(4, 0) == walker.followed
     assert seen(4, 7) == {(module.path, 1)}
+
+
+def test_a_function_that_only_builds_the_scaler_has_paths_of_its_own() -> None:
+    """Nothing trains in ``main``; whether there is a scaler where it trains is decided there."""
+    source = """
+import torch
+from setup import build, make_optimizer, on_cpu
+
+def main(args):
+    model = build(args)
+    optimizer = make_optimizer(model)
+    scaler = None
+    if args.gpus >= 1:
+        if args.amp:
+            scaler = torch.amp.GradScaler("cuda")
+        model = model.cuda()
+    else:
+        model = on_cpu(model)
+    epoch(model, optimizer, args, scaler)
+
+def epoch(model, optimizer, args, scaler):
+    for x in args.loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", enabled=scaler is not None):
+            loss = model(x).mean()
+        if scaler is not None:
+            scaler.scale(loss).backward()
+        else:
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+
+main(parse())
+"""
+    assert found(source) == {("AMP202", "main", line(source, "clip_grad_norm_"))}
+    clip = "        torch.nn.utils"
+    unscaled = source.replace(clip, f"        if scaler:\n            {UNSCALE}\n{clip}")
+    assert found(unscaled) == set()

@@ -318,6 +318,9 @@ def _casts(function: ir.Function) -> bool:
 
 
 def _makes_events(spoken: Vocabulary) -> bool:
+    """Whether code does more than to open regions: it trains, or it decides whether there is a scaler."""
+    if not spoken.called.isdisjoint(_SCALERS):
+        return True
     return Vocabulary(spoken.words - MENTIONED, spoken.called - MENTIONED).is_hot()
 
 
