@@ -105,8 +105,9 @@ class Event:
     ``given`` says of a jit_trace that torch traces a second time, to compare.
     ``given`` says of a zero_grad that a test of the gradients wants them dropped, which a step after ``unscale_``
     bears.
-    ``sometimes`` says of a zero_grad that it depends on something that changes from iteration to iteration, of a
-    scheduler's step that it depends on whether the optimizer stepped. ``loops`` are the loops around.
+    ``given`` says of a step that the code around it keeps gradients by a switch.
+    ``sometimes`` says of a step or a zero_grad that it depends on something that changes from iteration to iteration,
+    of a scheduler's step that it depends on whether the optimizer stepped. ``loops`` are the loops around.
     ``reference`` says of a forward without gradients that the code calls the model a reference, to compare others with.
     ``frozen`` says of a scaler's step that the parameters require no gradients.
     ``sharded`` says that the parameters concerned are FSDP's shards, and of a scaler's step that the scaler does not

@@ -326,6 +326,7 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
     held = _held(state, owners)
     facts.update(
         leftover=all(one.leftover for one in held if one.waiting) and any(one.waiting for one in held),
+        always=not event.sometimes and not event.boundaries and not event.given,
         summed=gradients.summed(held, event),
         wiped=gradients.wiped_late(held, event),
         mixed=_is_mixed(state),
@@ -455,7 +456,13 @@ def _grad_write(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed), proportional=event.proportional)
     plain = ("plain", "unscaled")
-    return change(state, owners, lambda held: held if held.value in plain else replace(held, value="unknown"))
+
+    def written(held: Gradients) -> Gradients:
+        if held.consumed:  # what is left of them was chosen, as a momentum of one's own is
+            return Gradients("unknown", assumed=held.assumed)
+        return held if held.value in plain else replace(held, value="unknown")
+
+    return change(state, owners, written)
 
 
 def _autograd_grad(state: State, event: Event, facts: dict[str, object]) -> State:

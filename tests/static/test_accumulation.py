@@ -220,3 +220,68 @@ def test_what_clears_the_gradients_of_a_batch_that_failed_does_not_do_so_for_eve
     before: str, after: str, found: bool
 ) -> None:
     assert ("AMP223" in ids(LOOP.format(before=before or "pass", after=after))) is found
+
+
+REUSED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from utils import reset_grads
+
+
+class Learner:
+    def __init__(self, policy, accumulation=4):
+        self.policy = policy.cuda()
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=3e-4)
+        self.scaler = torch.amp.GradScaler("cuda")
+        self.accumulation = accumulation
+
+    def update(self, memory, epochs, keep_gradients=False):
+        for epoch in range(epochs):
+            {outside}
+            for i, batch in enumerate(memory):
+                {before}
+                with torch.autocast("cuda", dtype=torch.float16):
+                    loss = -(self.policy(batch["observation"]) * batch["advantage"]).mean() / self.accumulation
+                self.scaler.scale(loss).backward()
+                {step}
+                {after}
+"""
+STEP = "self.scaler.step(self.optimizer); self.scaler.update()"
+CLEAR = "self.optimizer.zero_grad()"
+BOUNDARY = "if (i + 1) % self.accumulation == 0: "
+
+
+def reused(outside: str = "pass", before: str = "pass", step: str = STEP, after: str = "pass") -> bool:
+    return "AMP223" in ids(REUSED.format(outside=outside, before=before, step=step, after=after))
+
+
+def test_gradients_that_are_cleared_less_often_than_they_are_used() -> None:
+    assert reused(outside=CLEAR)
+    assert reused(before=BOUNDARY + CLEAR)
+    assert reused(before="if i % self.accumulation == 0: " + CLEAR)
+    assert reused(after=BOUNDARY + CLEAR)
+    assert reused(outside=CLEAR, step=f"self.scaler.unscale_(self.optimizer); {STEP}")
+
+
+@pytest.mark.parametrize(
+    "clears",
+    [
+        {"before": CLEAR},
+        {"after": CLEAR},
+        {"outside": CLEAR, "before": CLEAR},
+        {"step": f"{BOUNDARY}{STEP}; {CLEAR}"},
+        {"outside": CLEAR, "step": f"{BOUNDARY}{STEP}", "after": BOUNDARY + CLEAR},
+        {"before": "if i % self.accumulation == 0: " + CLEAR, "step": BOUNDARY + STEP},
+        {"before": "self.policy.zero_grad()"},
+        {"outside": CLEAR, "after": "for p in self.policy.parameters(): p.grad = None"},
+        {"outside": CLEAR, "after": "for p in self.policy.parameters(): p.grad.zero_()"},
+        {"outside": CLEAR, "after": "for p in self.policy.parameters(): p.grad.mul_(0.9)"},
+        {"outside": CLEAR, "after": "reset_grads(self.optimizer)"},
+        {"outside": CLEAR, "after": "self.clear(self.policy)"},
+        {"outside": CLEAR, "before": f"if not keep_gradients: {CLEAR}"},
+        {"before": f"if epoch == 0 or not self.carry: {CLEAR}"},
+    ],
+)
+def test_gradients_that_are_cleared_for_each_step_or_kept_by_choice(clears: dict[str, str]) -> None:
+    assert not reused(**clears)

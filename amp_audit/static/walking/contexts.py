@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind
 from amp_audit.records import replace
-from amp_audit.state import forget, get, live_region, region_dtype
+from amp_audit.state import blur, forget, get, live_region, region_dtype
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_settings
@@ -69,6 +69,7 @@ _OF_TEXTS = frozenset(
 _LOSS_SCALE = re.compile(
     r"^_?((loss|grad|cur|current|dynamic|static|fp16|amp)_?scale|scale_?(loss|grad)s?)$", re.IGNORECASE
 )
+_CLEARS = re.compile(r"(^|_)(zero|clear|reset|empty|flush|wipe|forget|none)(_|$)|zero_?grad", re.IGNORECASE)
 _REFERENCE = re.compile(r"(^|_)(ref|reference)(_|$)", re.IGNORECASE)
 _SEEN = ("torch.", "builtins.")
 _NORMS = frozenset({"norm", "vector_norm", "square", "pow"})
@@ -162,6 +163,7 @@ class Contexts(Exchanges):
         """What a call that is not followed gives: a tensor when it is fed tensors or runs under autocast."""
         values = (*args, *named.values())
         given = [item for value in values for item in inside(value)]
+        self._perhaps_clears(last_word(node.func), given, world)
         if not _harmless(callee) and any(self._hands_on(item, world) for item in given):
             world.state = forget(world.state)
         if not (isinstance(callee, External) and callee.dotted.startswith("torch.")):
@@ -193,6 +195,15 @@ class Contexts(Exchanges):
         if last_word(node.func) in _OF_TEXTS:
             return Symbol(key, "", callee.volatile)
         return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))
+
+    def _perhaps_clears(self, name: str, given: list[Value], world: World) -> None:
+        """Code out of sight is called what clears gradients: whose, it does not say."""
+        if not _CLEARS.search(name):
+            return
+        trained = any(isinstance(item, (Optimizer, Instance, Parameters)) for item in given)
+        if "grad" in name.lower() or trained:
+            self.walker.happened.allow(("zero_grad",))
+            world.state = blur(world.state, (owner for owner, _ in world.state.owners))
 
     def _as_model(self, value: Value, world: World) -> Instance | None:
         if isinstance(value, Instance):

@@ -115,7 +115,8 @@ class Evaluator(abc.ABC):
             sometimes = self._guards[-1] > 0 or left_out
             reached = self.boundaries.reached(world)
             event = replace(event, boundaries=reached, sometimes=sometimes, loops=tuple(self._loops))
-            return replace(event, given=True) if drops else event
+            keeps = not clears and any(self.heat.keeps(frame.function) for frame in world.frames)
+            return replace(event, given=True) if drops or keeps else event
         if event.kind in (events.Kind.SCHEDULER_STEP, events.Kind.AVERAGE):
             return replace(event, sometimes=self.asked(SKIP), loops=tuple(self._loops))
         return event

@@ -64,6 +64,7 @@ _CHOSEN = (ir.Name, ir.Attr, ir.IfExp, ir.Subscript, ir.Const)
 _OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^Adam|^SGD", re.IGNORECASE)
 _MAKES_OPTIMIZER = re.compile(r"optim|^Adam|^SGD", re.IGNORECASE)
 _SCALER = re.compile(r"scaler", re.IGNORECASE)
+_KEEPING = re.compile(r"(^|_)(keep|retain|preserve|reuse)", re.IGNORECASE)
 _OF_SCALERS = frozenset({"step", "update", "scale"})
 _LOGGER = re.compile(r"_?log(ger|ging)?", re.IGNORECASE)
 
@@ -147,6 +148,7 @@ class Heat:
         self._followed: dict[int, bool] = {}
         self._runs: dict[int, frozenset[tuple[str, str]]] = {}
         self._sizes: dict[int, int] = {}
+        self._keeps: dict[int, bool] = {}
 
     def methods(self, module: ir.Module) -> Mapping[str, frozenset[str]]:
         """By dotted name: the methods that a module's code calls on it."""
@@ -196,6 +198,17 @@ class Heat:
         known = self._sizes.get(id(function))
         if known is None:
             known = self._sizes[id(function)] = max(1, sum(1 for _ in statements(function.body)))
+        return known
+
+    def keeps(self, function: ir.Function | None) -> bool:
+        """Whether a function has a switch by which gradients are cleared, or kept."""
+        if function is None or "zero_grad" not in function.words:
+            return False
+        known = self._keeps.get(id(function))
+        if known is None:
+            params = frozenset(param.name for param in function.params)
+            tests = (node for node in statements(function.body) if isinstance(node, ir.If))
+            known = self._keeps[id(function)] = any(_keeps(node, params) for node in tests)
         return known
 
     def spectates(self, function: ir.Function) -> bool:
@@ -309,6 +322,31 @@ def _required(node: ir.Stmt) -> Iterator[ir.Expr | None]:
     for call in (part for expression in expressions(node) for part in walk(expression)):
         if isinstance(call, ir.Call) and isinstance(call.func, ir.Attr) and call.func.name == "requires_grad_":
             yield call.args[0].value if call.args else None
+
+
+def _keeps(choice: ir.If, params: frozenset[str]) -> bool:
+    if not any(_is_switch(part, params) for part in _terms(choice.test)):
+        return False
+    inner = statements((*choice.body, *choice.orelse))
+    cleared = (part for node in inner for each in expressions(node) for part in walk(each))
+    return any(isinstance(part, ir.Attr) and part.name == "zero_grad" for part in cleared)
+
+
+def _terms(test: ir.Expr) -> Iterator[ir.Expr]:
+    """The parts of a condition that ``and``, ``or`` and ``not`` join."""
+    if isinstance(test, ir.BoolOp):
+        yield from (*_terms(test.left), *_terms(test.right))
+    elif isinstance(test, ir.Unary) and test.op == "not":
+        yield from _terms(test.operand)
+    else:
+        yield test
+
+
+def _is_switch(term: ir.Expr, params: frozenset[str]) -> bool:
+    """Whether a part of a condition is a setting, rather than something that is counted or computed."""
+    if isinstance(term, ir.Name):
+        return term.id in params or _KEEPING.search(term.id) is not None
+    return isinstance(term, ir.Attr)
 
 
 def _casts(function: ir.Function) -> bool:
