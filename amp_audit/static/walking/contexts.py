@@ -200,10 +200,14 @@ class Contexts(Exchanges):
         """Code out of sight is called what clears gradients: whose, it does not say."""
         if not _CLEARS.search(name):
             return
-        trained = any(isinstance(item, (Optimizer, Instance, Parameters)) for item in given)
-        if "grad" in name.lower() or trained:
+        if "grad" in name.lower() or any(self._is_trained(item, world) for item in given):
             self.walker.happened.allow(("zero_grad",))
             world.state = blur(world.state, (owner for owner, _ in world.state.owners))
+
+    def _is_trained(self, value: Value, world: World) -> bool:
+        if isinstance(value, Symbol):
+            return self.is_optimizer(value, world) or self.is_model(value, world)
+        return isinstance(value, (Optimizer, Instance, Parameters))
 
     def _as_model(self, value: Value, world: World) -> Instance | None:
         if isinstance(value, Instance):
