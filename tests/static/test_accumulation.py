@@ -285,3 +285,40 @@ def test_gradients_that_are_cleared_less_often_than_they_are_used() -> None:
 )
 def test_gradients_that_are_cleared_for_each_step_or_kept_by_choice(clears: dict[str, str]) -> None:
     assert not reused(**clears)
+
+
+EPOCHS = """
+import torch
+
+
+def train(model, loader, optimizer, scaler):
+    for i, (x, y) in enumerate(loader):
+        if {first}:
+            optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = model(x).mean() / 4
+        scaler.scale(loss).backward()
+        if (i + 1) % 4 == 0{last}:
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def main(model, loader, epochs):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    for epoch in range(epochs):
+        train(model, loader, optimizer, scaler)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "found"),
+    [
+        ("i % 4 == 0", " or i + 1 == len(loader)", False),
+        ("i % 4 == 0", " or i == len(loader) - 1", False),
+        ("not i % 4", " or len(loader) == i + 1", False),
+        ("(i + 1) % 4 == 0", " or i + 1 == len(loader)", True),
+    ],
+)
+def test_a_window_begins_with_the_first_round_and_ends_with_the_last(first: str, last: str, found: bool) -> None:
+    assert ("AMP223" in ids(EPOCHS.format(first=first, last=last))) is found

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from amp_audit.events import Boundary
 from amp_audit.records import record, replace
 from amp_audit.static.source import ir
+from amp_audit.static.source.traverse import walk
 from amp_audit.static.walking.algebra import factor
 from amp_audit.static.walking.hot import dotted
 from amp_audit.static.walking.values import Condition, Literal, Symbol, Value, key_of, short
@@ -33,12 +34,14 @@ class Boundaries:
         self._remainders: dict[str, _Remainder] = {}
         self._tests: dict[str, tuple[Boundary, bool]] = {}
         self._rounds: dict[str, set[tuple[int, ...]]] = {}  # in which rounds of the loops around a test was met
+        self._lasts: dict[str, tuple[int, str]] = {}  # tests for the last round of a loop, and what counts its rounds
 
     def copy(self) -> Boundaries:
         """The same tests; what is met from now on is met there alone."""
         copied = Boundaries()
         copied._remainders, copied._tests = dict(self._remainders), dict(self._tests)
         copied._rounds = {key: set(rounds) for key, rounds in self._rounds.items()}
+        copied._lasts = dict(self._lasts)
         return copied
 
     def remainder(self, node: ir.Binary, modulus: Value, result: Value, world: World, loops: tuple[int, ...]) -> None:
@@ -58,9 +61,14 @@ class Boundaries:
         if op not in ("==", "!=") or len(values) != 2:
             return
         left, right = values
+        if op == "==" and loops and isinstance(result, Condition) and (counter := _of_the_last(node)):
+            self._lasts[result.key] = (loops[-1], counter)
         found = self._remainders.get(left.key) if isinstance(left, Symbol) else None
         if isinstance(result, Condition) and found is not None:
             self._note(result.key, _at(found, _count(right, found)), True, world)
+            known = world.known(result)
+            if known is not None:  # by what was decided of other numbers: this test is decided, too
+                world.decide(result, known)
         elif isinstance(result, Literal) and isinstance(node.left, ir.Binary) and node.left.op == "%":
             self._decided(node.left, right, bool(result.value) is (op == "=="), world, loops)
 
@@ -93,6 +101,16 @@ class Boundaries:
         condition = Condition(_window_key(loop), volatile=True)
         if condition.key in self._tests:
             world.decide(condition, reached)
+
+    def may_end(self, loop: ir.For | ir.While, world: World) -> bool:
+        """Whether a loop can end after the round that a path has walked: none whose number is compared with how many
+        there are (``i + 1 == len(loader)``) is the last one where that is false.
+        """
+        counters = (
+            {part.id for part in walk(loop.target) if isinstance(part, ir.Name)} if isinstance(loop, ir.For) else ()
+        )
+        lasts = [key for key, (at, counter) in self._lasts.items() if at == loop.at and counter in counters]
+        return all(world.known(Condition(key, volatile=True)) is not False for key in lasts)
 
     def reached(self, world: World) -> frozenset[Boundary]:
         """The tests that have come true in the iterations around."""
@@ -153,6 +171,24 @@ def _counter(node: ir.Expr) -> tuple[str, int]:
             if isinstance(number, ir.Const) and isinstance(number.value, int) and dotted(name):
                 return dotted(name), number.value if node.op == "+" else -number.value
     return dotted(node), 0
+
+
+def _of_the_last(node: ir.Compare) -> str:
+    """What counts the rounds in ``i + 1 == len(loader)`` and ``i == len(loader) - 1``; empty for any other test."""
+    sides = (node.left, node.rest[0][1])
+    for one, other in (sides, sides[::-1]):
+        counter, ahead = _counter(one)
+        whole, short_of = _less(other)
+        if counter and isinstance(whole, ir.Call) and dotted(whole.func) == "len" and ahead + short_of == 1:
+            return counter
+    return ""
+
+
+def _less(node: ir.Expr) -> tuple[ir.Expr, int]:
+    """``whole - 1`` as the whole and the 1; all else is the whole, and 0."""
+    if isinstance(node, ir.Binary) and node.op == "-" and isinstance(node.right, ir.Const):
+        return node.left, 1 if node.right.value == 1 else 0
+    return node, 0
 
 
 def _count(value: Value, remainder: _Remainder) -> int | None:

@@ -25,7 +25,7 @@ from amp_audit.static.walking.hot import Heat, dotted
 from amp_audit.static.walking.kinship import concerned_in_part, is_wrapped
 from amp_audit.static.walking.lineage import thaw
 from amp_audit.static.walking.stages import asks_for_gradient, has_gradients, stage_test
-from amp_audit.static.walking.unknowns import counter, fresh, named_after, setting
+from amp_audit.static.walking.unknowns import counter, fresh, named_after, setting, settle_remainder
 from amp_audit.static.walking.values import (
     GRADIENT,
     NONE,
@@ -376,6 +376,7 @@ class Evaluator(abc.ABC):
             if scale is not None:
                 value = self.effects.descale(value, (left, right), scale, node.at, after)
             elif node.op == "%":
+                settle_remainder(left, value, after)
                 self.boundaries.remainder(node, right, value, after, tuple(self._loops))
             results.append((value, after))
         return results

@@ -19,6 +19,20 @@ def counter(key: str, number: int, world: World) -> Symbol:
     return symbol
 
 
+def settle_remainder(count: Value, remainder: Value, world: World) -> None:
+    """What is left of a counter in its first round, whatever it is divided by, is 0.
+
+    This is said where a round begins. Once it has made gradients, the first round stands for all that begin a window.
+    """
+    if not isinstance(count, Symbol) or not isinstance(remainder, Symbol):
+        return
+    if any(held.fresh for _, held in world.state.owners):
+        return
+    if world.known(Condition(f"{count.key} == 0", volatile=True)):
+        world.decide(Condition(f"{remainder.key} == 0", volatile=remainder.volatile), True)
+        world.decide(Condition(remainder.key, volatile=remainder.volatile), False)
+
+
 def setting(value: Value, key: str, name: str) -> Value:
     """A constant that is off (False, None) is a switch that somebody turns on: both sides of it are looked at."""
     return Symbol(key, name) if value in (Literal.of(False), NONE) else value

@@ -312,6 +312,7 @@ class Walker(Caller):
                 self._iteration_end(statement, each)
                 each.frame.live = lives.round.get(id(statement))
             current = merge(current)
+        current = [each for each in current if self.boundaries.may_end(statement, each)] or current
         current += repeated
         if statement.orelse and current:
             final = self.block(statement.orelse, current)
