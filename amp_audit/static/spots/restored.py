@@ -11,13 +11,17 @@ from amp_audit.static.binding.project import Project, Scope
 from amp_audit.static.binding.signatures import SCALERS
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import bodies, dotted_text
+from amp_audit.static.source.traverse import bodies, dotted_text, walk
 from amp_audit.static.spots.devices import is_disabled
 from amp_audit.static.spots.spaces import calls, method, own_method, spaces
 
 _LOST = "the state loaded into the scaler is lost: a new one takes its place"
 _DEEPEST = 2
 """How many methods deep a run of statements is followed."""
+_REFUSED: dict[str, tuple[str, Severity | None]] = {
+    "always": ("this state is empty, as that of a scaler that is switched off: one that is on refuses it", None),
+    "perhaps": ("where there is no state, an empty one stands in, which a scaler refuses that is on", Severity.WARNING),
+}
 _IGNORED = "a scaler that is switched off ignores the state it is given"
 
 
@@ -29,14 +33,57 @@ def lost(rule: Rule, detector: Detector, module: ir.Module, project: Project, or
         for at, load in _replaced(body, where, project):
             step = RawStep(module.path, load.at, "the state is loaded here")
             yield RawFinding(rule, module.path, at, _LOST, Confidence.HIGH, detector.severity, (step,))
-        for call in _loads(body):
+        for call, tests in _loads(body):
             made = origins.constructors(call.func.base, where) if isinstance(call.func, ir.Attr) else None
             if made and all(is_disabled(each) for each, _ in made):
                 yield RawFinding(rule, module.path, call.at, _IGNORED, Confidence.HIGH, Severity.INFO)
+            elif made and call.args:
+                state = call.args[0].value
+                message, severity = _REFUSED.get(_emptiness(state, where, origins), ("", None))
+                if message and not any(_speaks_of(test, state) for test in tests):
+                    yield RawFinding(rule, module.path, call.at, message, Confidence.HIGH, severity)
 
 
-def _loads(body: Iterable[ir.Stmt]) -> Iterator[ir.Call]:
-    return (call for call in calls(body) if method(call) == "load_state_dict")
+def _loads(body: Iterable[ir.Stmt], tests: tuple[ir.Expr, ...] = ()) -> Iterator[tuple[ir.Call, tuple[ir.Expr, ...]]]:
+    """The calls that load a state, with the tests around them. What an error handler is there for is left out."""
+    for node in body:
+        inner = bodies(node)
+        if isinstance(node, ir.Try) and node.handlers:
+            continue
+        yield from ((call, tests) for call in calls([node]) if method(call) == "load_state_dict" and not inner)
+        for block in inner if not isinstance(node, (ir.Function, ir.Class)) else ():
+            yield from _loads(block, (*tests, node.test) if isinstance(node, ir.If) else tests)
+
+
+def _emptiness(state: ir.Expr, where: Where, origins: Origins) -> str:
+    """Whether a state is empty: ``always``, ``perhaps`` (it stands in for one that is not there), else no text."""
+    if isinstance(state, ir.Mapping):
+        return "" if state.items else "always"
+    if isinstance(state, ir.BoolOp) and state.op == "or":
+        return "perhaps" if _emptiness(state.right, where, origins) == "always" else ""
+    if isinstance(state, ir.IfExp):
+        return "perhaps" if "always" in {_emptiness(arm, where, origins) for arm in (state.body, state.orelse)} else ""
+    if isinstance(state, ir.Call) and isinstance(state.func, ir.Attr) and state.func.name == "get":
+        default = state.args[1].value if len(state.args) == 2 else None
+        return "perhaps" if default is not None and _emptiness(default, where, origins) == "always" else ""
+    if isinstance(state, ir.Call) and isinstance(state.func, ir.Attr) and state.func.name == "state_dict":
+        made = origins.constructors(state.func.base, where)
+        return "always" if made and all(is_disabled(each) for each, _ in made) else ""
+    if isinstance(state, ir.Name):  # a dict of its own may be filled
+        found = [(origin.expr, origin.where) for origin in origins.of(state, where)]
+        given = [_emptiness(expr, at, origins) for expr, at in found if isinstance(expr, ir.Call)]
+        return "always" if given and len(given) == len(found) and {*given} == {"always"} else ""
+    return ""
+
+
+def _speaks_of(test: ir.Expr, state: ir.Expr) -> bool:
+    """Whether a test asks for what a state is taken from: one that has passed it is there."""
+    return not _mentioned(test).isdisjoint(_mentioned(state))
+
+
+def _mentioned(expr: ir.Expr) -> set[object]:
+    names = {part.id for part in walk(expr) if isinstance(part, ir.Name)}
+    return names | {part.value for part in walk(expr) if isinstance(part, ir.Const) and isinstance(part.value, str)}
 
 
 def _replaced(body: Sequence[ir.Stmt], where: Where, project: Project) -> Iterator[tuple[int, ir.Call]]:

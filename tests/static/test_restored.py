@@ -1,0 +1,68 @@
+"""States that a scaler is given: those that torch refuses are told, those that something has asked for are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from amp_audit.model import Severity
+from tests.static.found import findings
+
+LOAD = """
+import torch
+
+
+def resume(path, amp):
+    checkpoint = torch.load(path)
+    off = torch.amp.GradScaler("cuda", enabled=False)
+    scaler = torch.amp.GradScaler("cuda"{enabled})
+    {load}
+    return scaler, off
+"""
+
+
+def told(folder: Path, load: str, enabled: str = "") -> list[Severity]:
+    found = findings(folder, "AMP702", LOAD.format(load=load, enabled=enabled))
+    return [each.severity for each in found]
+
+
+@pytest.mark.parametrize(
+    ("load", "severity"),
+    [
+        ("scaler.load_state_dict({})", Severity.ERROR),
+        ("scaler.load_state_dict(off.state_dict())", Severity.ERROR),
+        ("state = off.state_dict(); scaler.load_state_dict(state)", Severity.ERROR),
+        ('scaler.load_state_dict(checkpoint.get("scaler", {}))', Severity.WARNING),
+        ('scaler.load_state_dict(checkpoint.get("scaler") or {})', Severity.WARNING),
+        ('scaler.load_state_dict(checkpoint["scaler"] if "scaler" in checkpoint else {})', Severity.WARNING),
+        ('if amp: scaler.load_state_dict(checkpoint.get("scaler", {}))', Severity.WARNING),
+    ],
+)
+def test_an_empty_state_is_refused(load: str, severity: Severity, tmp_path: Path) -> None:
+    assert told(tmp_path, load) == told(tmp_path, load, ", enabled=amp") == [severity]
+    ignored = told(tmp_path, load, ", enabled=False")
+    assert ignored == [Severity.INFO]  # a scaler that is off takes it, and drops it
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        'scaler.load_state_dict(checkpoint["scaler"])',
+        'if checkpoint.get("scaler"): scaler.load_state_dict(checkpoint.get("scaler", {}))',
+        'if "scaler" in checkpoint: scaler.load_state_dict(checkpoint.get("scaler", {}))',
+        'state = {}; state.update(checkpoint["scaler"]); scaler.load_state_dict(state)',
+        "scaler.load_state_dict(scaler.state_dict())",
+        "other = torch.nn.Linear(1, 1); other.load_state_dict({})",
+    ],
+)
+def test_a_state_that_is_there_is_not(load: str, tmp_path: Path) -> None:
+    assert told(tmp_path, load) == []
+
+
+def test_an_error_that_is_caught_is_meant(tmp_path: Path) -> None:
+    load = """try:
+        scaler.load_state_dict(checkpoint.get("scaler", {}))
+    except RuntimeError:
+        pass"""
+    assert told(tmp_path, load) == []
