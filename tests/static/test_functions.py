@@ -159,3 +159,12 @@ ROOT = "def root(x, w):\n    return F.apply(x, w)\ndef distance(x, w):\n    retu
 def test_what_leads_to_no_region_does_not_run_in_one(tmp_path: Path, use: str, found: bool) -> None:
     source = function("return x @ w", "return g @ w.t(), x.t() @ g") + ROOT + use
     assert bool(lines(tmp_path, "AMP312", source)) is found
+
+
+@pytest.mark.parametrize(("program", "marked"), [("import torch\nimport train\n", [10]), ("import torch\n", [])])
+def test_a_loss_scale_comes_to_what_the_program_with_the_scaler_runs(
+    tmp_path: Path, program: str, marked: list[int]
+) -> None:
+    source = function("return x", "return x, None")
+    other = f"{program}scaler = torch.amp.GradScaler('cuda')\n"
+    assert lines(tmp_path, "AMP319", source, other=other) == marked

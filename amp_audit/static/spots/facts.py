@@ -17,6 +17,13 @@ from amp_audit.static.spots.sites import Site
 
 _LOW_PRECISION = frozenset({"autocast", "GradScaler", "bfloat16", "float16", "half", "mixed_precision"})
 _LIGHTNING_2 = (2, 0)
+_LIGHTNING_1_ALONE = frozenset(
+    {"gpus", "tpu_cores", "ipus", "num_processes", "auto_select_gpus", "checkpoint_callback"}
+)
+_LIGHTNING_1_ALONE |= {"early_stop_callback", "progress_bar_refresh_rate", "weights_summary", "resume_from_checkpoint"}
+_LIGHTNING_1_ALONE |= {"distributed_backend", "weights_save_path", "auto_lr_find", "track_grad_norm", "log_gpu_memory"}
+_LIGHTNING_1_ALONE |= {"auto_scale_batch_size", "multiple_trainloader_mode", "terminate_on_nan", "replace_sampler_ddp"}
+"""What the Trainer of Lightning 2 takes no more: a TypeError there."""
 _TRANSFORMERS_5 = (5, 0)
 _SUSPENDING_ON_PURPOSE = ("contextmanager", "fixture", "hookimpl", "hookwrapper")
 
@@ -31,7 +38,8 @@ class Facts(Mapping[str, object]):
     ``disabled``: whether a literal turns it off. ``low_precision``: whether the module has a name of mixed precision.
     ``disables_inside``: whether a model of the project turns autocast off in its forward, in a module that trains under
     it and leaves ``backward_pass_autocast`` alone.
-    ``old_lightning``: whether the project's pins let no Lightning 2 in; ``old_transformers``: no transformers 5.
+    ``old_lightning``: whether the project's pins let no Lightning 2 in, or the call itself gives what that takes no
+    more; ``old_transformers``: whether they let no transformers 5 in.
     ``scaler``: whether the module has a GradScaler. ``xla``: whether it imports torch_xla whatever runs.
     ``frozen``: whether a decorator reads `enabled` at import, and code that runs later changes it.
     ``device``: what the module chooses from while it runs, where nothing at the place follows that choice: accelerator
@@ -143,6 +151,12 @@ class Facts(Mapping[str, object]):
         name = self.project.called(self.site.where.module, self.site.call.func, self.site.where.scope)
         return switches.scaling(self.site.call, name or "", self.site.where, self.project, self.origins)
 
+    def old_lightning(self) -> bool:
+        given = {arg.keyword for arg in self.site.call.args}
+        return (self.project.newest.lightning or _LIGHTNING_2) < _LIGHTNING_2 or not given.isdisjoint(
+            _LIGHTNING_1_ALONE
+        )
+
     def suspends(self) -> bool:
         region, scope = self.site.entered, self.site.where.scope
         if region is None or scope is None or not scope.function.is_generator:
@@ -225,7 +239,7 @@ _FACTS: dict[str, Callable[[Facts], object]] = {
     "gated": lambda facts: is_gated(facts.site.gates, facts.site.where, facts.project),
     "bare": lambda facts: facts.site.bare,
     "disables_inside": Facts.disables_inside,
-    "old_lightning": lambda facts: (facts.project.newest.lightning or _LIGHTNING_2) < _LIGHTNING_2,
+    "old_lightning": Facts.old_lightning,
     "old_transformers": lambda facts: (facts.project.newest.transformers or _TRANSFORMERS_5) < _TRANSFORMERS_5,
     "scaler": Facts.scaler,
     "xla": Facts.xla,

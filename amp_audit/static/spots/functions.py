@@ -10,6 +10,7 @@ from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.static.binding.names import Assigned, Names
 from amp_audit.static.binding.origins import Origins
+from amp_audit.static.binding.programs import Programs
 from amp_audit.static.binding.project import Alternatives, ClassRef, External, Project, Scope
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source import ir
@@ -292,7 +293,8 @@ def ignores_grad_output(
         names = {param.name for param in grads}
         used = any(name in names for name in _names_read(backward))
         if not used and not _is_left_by_others(custom):
-            scaled = any("GradScaler" in each.words for each in project.modules.values())
+            scaling = {path: None for path, each in project.modules.items() if "GradScaler" in each.words}
+            scaled = bool(scaling) and module.path in Programs(project).around(scaling)
             confidence = Confidence.HIGH if scaled else Confidence.LOW
             yield RawFinding(rule, module.path, backward.at, detector.message, confidence, detector.severity)
 
