@@ -17,6 +17,7 @@ from amp_audit.static.dtypes.values import (
     NAMES,
     NOTHING,
     NUMBER,
+    SIDE,
     UNKNOWN,
     Const,
     DType,
@@ -25,6 +26,7 @@ from amp_audit.static.dtypes.values import (
     Info,
     Items,
     Many,
+    Opaque,
     Params,
     Region,
     Table,
@@ -118,6 +120,8 @@ def is_device(text: str) -> bool:
 
 _HALF_WIDTH = Const.of(256, assumed=True)
 """What half of a width is taken for that is not known: heads are not wider than 512."""
+_SIDE = Const.of(2048, assumed=True)
+"""What the side of a map is taken for that is not known."""
 
 
 def numbers_of(name: str, args: Sequence[Value], named: Named) -> tuple[tuple[str, Const], ...]:
@@ -129,7 +133,9 @@ def numbers_of(name: str, args: Sequence[Value], named: Named) -> tuple[tuple[st
     values.update({key: value for key, value in named.items() if key in parameters})
     found = {key: value for key, value in values.items() if isinstance(value, Const) and value.number is not None}
     if name == "arange":
-        found.update({key: _HALF_WIDTH for key, value in values.items() if value == HALVED})
+        taken = {HALVED: _HALF_WIDTH, SIDE: _SIDE}
+        sizes = {key: value for key, value in values.items() if isinstance(value, Opaque)}
+        found.update({key: taken[value] for key, value in sizes.items() if value in taken})
     for key, default in surface.DEFAULTS.get(name, {}).items():
         if key not in values:
             found[key] = Const.of(default)

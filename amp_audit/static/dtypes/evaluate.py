@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any, get_args
@@ -23,6 +24,7 @@ from amp_audit.static.dtypes.values import (
     NOTHING,
     NUMBER,
     REST,
+    SIDE,
     Const,
     DType,
     Either,
@@ -65,6 +67,8 @@ ARITHMETIC = {
     "@": "matmul",
 }
 OPTIONS = frozenset({"args", "cfg", "config", "conf", "opt", "opts", "hparams", "flags", "options", "hps", "hp"})
+_SIDES = re.compile(r"_?(h|w|height|width)\d?", re.IGNORECASE)
+"""What the sides of maps and images are called."""
 _TENSOR_WORDS = ("shape", "ndim", "nbytes", "itemsize")
 
 
@@ -114,7 +118,10 @@ class Evaluation(Truths):
             self._set_attribute(target, value)
         elif isinstance(target, ir.Sequence):
             for number, item in enumerate(target.items):
-                self.bind(item, _part(value, number, target), at)
+                part = _part(value, number, target)
+                size = part == NUMBER or (isinstance(value, Opaque) and value.number)
+                side = size and isinstance(item, ir.Name) and _SIDES.fullmatch(item.id)
+                self.bind(item, SIDE if side else part, at)
         elif isinstance(target, ir.Starred):
             self.bind(target.value, value, at)
         elif isinstance(target, ir.Subscript):

@@ -311,6 +311,8 @@ NUMBER = Opaque("number", number=True)
 """An unknown Python number."""
 HALVED = Opaque("halved", number=True)
 """Half of an unknown number: of a width, whose halves are the pairs of a rotary or sinusoidal embedding."""
+SIDE = Opaque("side", number=True)
+"""The height or width of an image or a map of features, by the name that a shape is unpacked into."""
 _MAX_OPTIONS = 6
 
 

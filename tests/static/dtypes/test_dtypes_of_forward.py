@@ -141,6 +141,8 @@ def test_lines_that_are_right(line: str) -> None:
         ("torch.arange(x.shape[1]).to(h.dtype)", "AMP409"),
         ("torch.arange(x.shape[1], dtype=h.dtype)", "AMP409"),
         ("torch.arange(4096).type_as(h)", "AMP409"),
+        ("[torch.arange(w, dtype=torch.bfloat16) for h, w in [x.shape[-2:]]]", "AMP409"),
+        ("[torch.arange(length, dtype=h.dtype) for _, length in [x.shape[-2:]]]", "AMP409"),
         ("h.float() @ x.float()", "AMP307"),
         ("torch.einsum('bi,bj->ij', x.float(), h.to(torch.float32))", "AMP307"),
         ("h.float().flatten(1).transpose(0, 1) @ h.float()", "AMP307"),
@@ -184,6 +186,12 @@ def test_lines_that_are_wrong(line: str, rule: str) -> None:
         # half of a head's width is within the integers that float16 and bfloat16 have
         "h = h * torch.arange(x.shape[-1] // 2, dtype=h.dtype).repeat(2)",
         "h = h * torch.arange(x.shape[-1] // 2, dtype=torch.bfloat16).repeat(2)",
+        # the sides of a map are within the integers that float16 has
+        """
+        n, c, height, width = x.shape
+        rows = torch.arange(height, dtype=h.dtype)
+        h = h + rows[:, None] * torch.arange(width, device=x.device).to(h.dtype)
+        """,
         # cast on the way
         """
         if h.dtype != torch.float32:
