@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cached_property
 
 from amp_audit.static.binding.project import ClassRef, FunctionRef, ModuleRef, Project
@@ -12,6 +12,8 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import statements
 
 _TRAINS = re.compile(r"backward$|step$|clip_grad|zero_grad|autograd|state_dict|^save$")
+_TRAINING = frozenset({"backward", "training_step", "TrainingArguments", "Seq2SeqTrainingArguments"})
+"""Words of code that trains, or has a framework train."""
 _IMPORTING_WORDS = frozenset({"importlib", "import_module", "__import__"})
 
 
@@ -44,11 +46,38 @@ class Programs:
             for path in self._imports.get(todo.pop(), set()) - programs:
                 programs.add(path)
                 todo.append(path)
-        return programs | {path for path in _unnamed(self.project, live, programs) if not self._runs_itself(path)}
+        return programs | {
+            path for path in _unnamed(self.project, live, programs) if not self._is_of_others(path, programs)
+        }
 
-    def _runs_itself(self, path: str) -> bool:
-        """Whether a module is a program that trains: none of the others loads it by name."""
-        return self.project.modules[path].words >= {"__name__", "backward"}
+    def _is_of_others(self, path: str, programs: Set[str]) -> bool:
+        """Whether a module is a program that trains, which none of the others loads by name, or is imported where
+        others train and by none of these programs.
+        """
+        if "__name__" in self.project.modules[path].words and self._trains_itself(path):
+            return True
+        importers = self._importers(path)
+        return importers.isdisjoint(programs) and any(map(self._trains_itself, importers))
+
+    def _trains_itself(self, path: str) -> bool:
+        return not self.project.modules[path].words.isdisjoint(_TRAINING)
+
+    def _importers(self, path: str) -> set[str]:
+        """The modules that import one, or what imports it."""
+        found, todo = set[str](), [path]
+        while todo:
+            fresh = self._imported_by.get(todo.pop(), set()) - found
+            found |= fresh
+            todo += fresh
+        return found
+
+    @cached_property
+    def _imported_by(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for path, imported in self._imports.items():
+            for each in imported:
+                found.setdefault(each, set()).add(path)
+        return found
 
 
 def _unnamed(project: Project, live: Mapping[str, object], programs: Iterable[str]) -> set[str]:

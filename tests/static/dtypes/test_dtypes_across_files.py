@@ -232,6 +232,7 @@ def test_the_other_half_type_is_foreign_to_a_region_that_a_model_is_known_to_run
     [
         ("if __name__ == '__main__':\n    print(Net())", True),
         ("if __name__ == '__main__':\n    Net()(x, mask).sum().backward()", False),
+        ("if __name__ == '__main__':\n    Trainer(Net(), TrainingArguments('out')).train()", False),
     ],
 )
 def test_what_trains_by_itself_is_not_loaded_by_another_program(tmp_path: Path, rest: str, found: bool) -> None:
@@ -315,3 +316,31 @@ def test_every_method_of_a_model_that_was_cast_runs_with_weights_in_that_dtype(h
                 return self.encoder(x)
     """
     assert misjudged(main=main, coder=coder) == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "found"),
+    [
+        ("", True),  # by a registry, perhaps
+        ("from pkg.model import Net\n\n\ndef show():\n    print(Net())\n", True),
+        ("from pkg.model import Net\n\n\ndef fit(x, m):\n    Net()(x, m).sum().backward()\n", False),
+        (
+            "from pkg.model import Net\n\n\nclass Task:\n    def training_step(self, x):\n        return Net()(*x)\n",
+            False,
+        ),
+    ],
+)
+def test_a_model_that_others_train_is_theirs(tmp_path: Path, importer: str, found: bool) -> None:
+    sources = {
+        "pkg/__init__.py": "",
+        "pkg/train.py": TRAIN.replace("from model import Net", "from pkg.registry import build as Net"),
+        "pkg/model.py": MODEL.format(comment=""),
+        "pkg/other.py": importer,
+    }
+    for name, source in sources.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+    modules = [lower(str(tmp_path / name), textwrap.dedent(source)) for name, source in sources.items()]
+    rules = [finding.rule.id for finding in dtypes.find(Project(modules, tmp_path), book())]
+    assert rules == (["AMP501"] if found else [])
