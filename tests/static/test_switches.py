@@ -107,3 +107,50 @@ def test_scalers_that_may_be_left_out(
 ) -> None:
     source = OPTIONAL.format(param=param, open=opened, test=test, plain=plain)
     assert lines(tmp_path, "AMP201", source) == marked
+
+
+COPIED = """
+from dataclasses import dataclass, replace
+import torch
+
+@dataclass
+class Config:
+    amp: bool = True
+    scaled: bool = True
+    fold: int = 0
+
+def epoch(model, loader, optimizer, scaler, cfg):
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", enabled=cfg.amp):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+def main(args, loader):
+    cfg = Config(**vars(args))
+    for fold in range(5):
+        one = replace(cfg, {fields})
+        model = torch.nn.Linear(2, 2).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda", enabled=one.{switch})
+        for _ in range(3):
+            epoch(model, loader, optimizer, scaler, {handed})
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "switch", "handed", "expected"),
+    [
+        ("fold=fold", "amp", "one", set()),
+        ("fold=fold", "amp", "cfg", set()),
+        ("fold=fold", "scaled", "one", {"AMP213"}),
+        ("fold=fold, amp=False", "amp", "cfg", {"AMP201"}),
+    ],
+)
+def test_a_changed_copy_keeps_the_other_switches(
+    tmp_path: Path, fields: str, switch: str, handed: str, expected: set[str]
+) -> None:
+    source = COPIED.format(fields=fields, switch=switch, handed=handed)
+    assert {rule for rule in ("AMP201", "AMP213") if lines(tmp_path, rule, source)} == expected

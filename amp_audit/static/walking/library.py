@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind
@@ -63,6 +64,7 @@ from amp_audit.static.walking.world import Place, World, split
 if TYPE_CHECKING:
     from amp_audit.static.walking.evaluate import Results
 
+_CHANGES = frozenset({"dataclasses.replace", "copy.replace"})
 SCALERS = frozenset(
     {
         "torch.amp.GradScaler",
@@ -203,6 +205,8 @@ class Library(Methods):
                 return [(given, world)]
         if name in ("copy.deepcopy", "copy.copy") and args and isinstance(args[0], Instance):
             return [(replace(args[0], id=(args[0].id, node.at)), world)]
+        if name in _CHANGES and args and isinstance(args[0], (Instance, Symbol)):
+            return [(_changed(args[0], named, node.at, world), world)]
         if name == "builtins.getattr" and len(args) == 2 and key_of(args[0]) == "torch" and is_choice(NAMED, args[1]):
             picked, rest = chosen(NAMED, args[1], world)
             return picked + [(Symbol(short(f"torch.{key_of(args[1])}")), each) for each in rest]
@@ -462,3 +466,19 @@ def _asks_for_bfloat16(node: ir.Call) -> bool:
     if isinstance(wanted, ir.Const):
         return wanted.value in ("bfloat16", "bf16")
     return isinstance(wanted, ir.Attr) and wanted.name == "bfloat16"
+
+
+def _changed(source: Instance | Symbol, fields: Mapping[str, Value], at: int, world: World) -> Instance | Symbol:
+    """``replace(config, fold=fold)``: a copy that says the rest as the original does, in every round that makes one."""
+    copy: Instance | Symbol
+    old: Hashable
+    if isinstance(source, Instance):
+        copy = replace(source, id=(source.id, at))
+        old, new = source.id, copy.id
+    else:
+        copy = replace(source, key=short(f"{source.key} changed {at}"))
+        old, new = source.key, copy.key
+    kept = {name: value for (owner, name), value in world.heap.items() if owner == old}
+    for name, value in {**kept, **fields}.items():
+        world.put(new, name, value)
+    return copy
