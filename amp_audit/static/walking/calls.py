@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Set
 
 from amp_audit.events import Event, Kind
 from amp_audit.hazards import Watch
+from amp_audit.records import replace
 from amp_audit.state import forget
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir
@@ -44,6 +45,8 @@ from amp_audit.static.walking.world import Frame, Place, World, merge
 MAX_DEPTH = 10
 MAX_ASIDE = 2
 """How far away a helper's helper may run a model."""
+MAX_HANDED = 60
+"""How many statements a function may have that is followed for what it is handed."""
 MAX_VISITS, MAX_REPEATED = 8, 600
 """How many entries walk through a function of another file, or how many statements of it they walk in all, whichever is
 more; for further ones what it does is unknown."""
@@ -126,7 +129,16 @@ class Caller(Evaluator):
         self, func: Func, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Results:
         self._named_for(func, node, bool(args or named), world)
-        helps = self.heat.followed(func.function)
+        others = self.heat.dispatched(func.function)
+        if others:  # functools.singledispatch: which of them runs, the type of the first argument says
+            results: Results = []
+            for other in (func, *(replace(func, function=each) for each in others)):
+                results += self._call_one(other, node, args, named, world.fork())
+            return _merge_results(results)
+        return self._call_one(func, node, args, named, world)
+
+    def _call_one(self, func: Func, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        helps = self.heat.followed(func.function) or self._runs_handed(func, [*args, *named.values()], world)
         runs = not helps and not self.thrifty and self._runs_a_model(func, args, named, world)
         if not (helps or runs) or func.function.is_generator:
             return [(self.effects.result(func, node, args, named, world), world)]
@@ -142,6 +154,27 @@ class Caller(Evaluator):
             (value if _holds_tensor(value) else self.effects.result(func, node, args, named, after), after)
             for value, after in results
         ]
+
+    def _runs_handed(self, func: Func, args: list[Value], world: World) -> bool:
+        """Whether a function may call, or keep, one that it is handed and that can make an event: as an argument, by
+        its name, by the function around it, as a decorator's, or by its object.
+        """
+        words = func.function.words
+        if self.heat.size(func.function) > MAX_HANDED:
+            return False
+        given = [item for value in args for item in inside(value)]
+        own = func.bound if isinstance(func.bound, Instance) else None
+        held = [func.env[name] for name in words & func.env.keys()] if func.env else []
+        if own is not None:
+            held += [value for name in words if (value := world.heap.get((own.id, name))) is not None]
+        found = (*given, *(item for value in held for item in inside(value)))
+        if any(isinstance(item, Func) and self.heat.function(item.function) for item in found):
+            return True
+        if "getattr" not in words or own is None or own.cls is None:
+            return False
+        methods = self.project.methods(own.cls)
+        named = (methods.get(str(item.value)) for item in given if isinstance(item, Literal))
+        return any(method is not None and self.heat.function(method[1]) for method in named)
 
     def _runs_a_model(
         self, func: Func, args: list[Value], named: dict[str, Value], world: World, depth: int = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from amp_audit import events
 from amp_audit.hazards import Happened, Hazard, Watch
 from amp_audit.records import replace
-from amp_audit.state import blur
+from amp_audit.state import blur, forget
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import SKIP, UNFIT, UNUSABLE
@@ -478,6 +478,9 @@ class Evaluator(abc.ABC):
     def _yield(self, node: ir.Yield, world: World) -> Results:
         results = [(NONE, world)] if node.value is None else self.eval(node.value, world)
         if not self._yielding:
+            for _, after in results:
+                if "backward" not in after.state.ever:  # whoever goes on with it trains
+                    after.state = forget(after.state)
             return [(fresh(node, after), after) for _, after in results]
         resume = self._yielding.pop()
         ends: Results = [(NONE, end) for _, after in results for end in resume(after)]

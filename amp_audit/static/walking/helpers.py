@@ -6,19 +6,20 @@ written by hand, a model that is run. Code that calls them is not worth a path f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from amp_audit.static.source import ir
 from amp_audit.static.source.literals import is_literally
 from amp_audit.static.source.names import is_scheduler
-from amp_audit.static.source.traverse import last_word, parts, statements
+from amp_audit.static.source.traverse import last_word, parts, statements, words_in
 
 if TYPE_CHECKING:
     from amp_audit.static.walking.world import World
 
 _SHORT, _LONG = 24, 60
 _WEIGHTS = frozenset({"parameters", "named_parameters", "buffers", "trainable_parameters"})
+GENERIC = frozenset({"singledispatch", "singledispatchmethod"})
 _WRITES = frozenset({"copy_", "mul_", "add_", "sub_", "div_", "lerp_", "fill_", "addcmul_", "data"})
 
 
@@ -40,6 +41,24 @@ def _gives_leaf(function: ir.Function) -> bool:
     """``torch.tensor(a + b, requires_grad=True)``."""
     calls = (part for part in parts(function.body) if isinstance(part, ir.Call))
     return any(arg.keyword == "requires_grad" and is_literally(arg.value, True) for call in calls for arg in call.args)
+
+
+def dispatched(body: Sequence[ir.Stmt]) -> Iterator[tuple[int, tuple[ir.Function, ...]]]:
+    """The functions of a module or class that ``functools.singledispatch`` makes generic, by their identities, with
+    those that are registered beside them for one type each.
+    """
+    functions = [node for node in body if isinstance(node, ir.Function)]
+    for function in functions:
+        if any(map(GENERIC.intersection, map(words_in, function.decorators))):
+            yield id(function), tuple(other for other in functions if _is_registered(other, function.name))
+
+
+def _is_registered(function: ir.Function, name: str) -> bool:
+    """``@name.register`` or ``@name.register(type)``."""
+    targets = (each.func if isinstance(each, ir.Call) else each for each in function.decorators)
+    return any(
+        isinstance(each, ir.Attr) and each.name == "register" and last_word(each.base) == name for each in targets
+    )
 
 
 def called_names(function: ir.Function) -> frozenset[tuple[str, str]]:

@@ -20,7 +20,7 @@ from amp_audit.static.source.traverse import (
     statements,
     walk,
 )
-from amp_audit.static.walking.helpers import called_names, helps
+from amp_audit.static.walking.helpers import GENERIC, called_names, dispatched, helps
 
 CALLED = frozenset(
     {
@@ -149,6 +149,13 @@ class Heat:
         self._runs: dict[int, frozenset[tuple[str, str]]] = {}
         self._sizes: dict[int, int] = {}
         self._keeps: dict[int, bool] = {}
+        generic = (module for module in modules if not module.words.isdisjoint(GENERIC))
+        self._dispatched = dict(
+            found
+            for module in generic
+            for body in (module.body, *(node.body for node in module.body if isinstance(node, ir.Class)))
+            for found in dispatched(body)
+        )
 
     def methods(self, module: ir.Module) -> Mapping[str, frozenset[str]]:
         """By dotted name: the methods that a module's code calls on it."""
@@ -185,6 +192,10 @@ class Heat:
             known = self.function(function) or gives_dtype(function) or shards(function) or helps(function)
             self._followed[id(function)] = known
         return known
+
+    def dispatched(self, function: ir.Function) -> tuple[ir.Function, ...]:
+        """What else a call of a function may run: it is generic, and these are registered with it."""
+        return self._dispatched.get(id(function), ())
 
     def runs(self, function: ir.Function) -> frozenset[tuple[str, str]]:
         """What a helper calls that may be a model."""

@@ -214,6 +214,8 @@ class Library(Methods):
             found = self._builtin(short_name, node, args, named, world)
             if found is not None:
                 return [(found, world)]
+        if name in ("builtins.map", "itertools.starmap") and len(args) > 1 and isinstance(args[0], Func):
+            return self._mapped(args[0], args[1:], name == "itertools.starmap", node, world)
         if name == "functools.partial" and args:
             return [(Partial(args[0], tuple(args[1:]), tuple(named.items())), world)]
         if name == "dataclasses.asdict" and args and isinstance(args[0], Instance):
@@ -231,6 +233,16 @@ class Library(Methods):
                 world.put(built.id, "[]", Items(parts))
             return [(built, world)]
         return [(self.result(External(name), node, args, named, world), world)]
+
+    def _mapped(self, func: Func, over: list[Value], spread: bool, node: ir.Call, world: World) -> Results:
+        """``map``: one call, for all items alike."""
+        items = [self.walker.element(value, 0, world) for value in over]
+        if spread:
+            items = [part for item in items for part in (item.items if isinstance(item, Items) else (item,))]
+        results = self.walker.call(func, node, items, {}, world)
+        return [
+            (value if isinstance(value, Tensor) else Symbol(short(f"map {key_of(value)}")), w) for value, w in results
+        ]
 
     def _trace(self, args: list[Value], named: dict[str, Value], node: ir.Call, world: World) -> Value:
         """``torch.jit.trace``, which runs a model and, unless told otherwise, traces it once more to compare."""

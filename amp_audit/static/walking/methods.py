@@ -117,7 +117,7 @@ class Methods(Ranks):
         if isinstance(base, Items) and name in ("append", "extend") and args and isinstance(node.func, ir.Attr):
             more = args[:1] if name == "append" else args[0].items if isinstance(args[0], Items) else args[:1]
             more = [replace(item, part=True) if isinstance(item, Parameters) else item for item in more]
-            self.walker.bind(node.func.base, Items((*base.items, *more)), world)
+            self.walker.bind(_kept_as(node.func.base), Items((*base.items, *more)), world)
             return [(NONE, world)]
         if isinstance(base, Table) and name == "get" and args and is_choice(base, args[0]):
             picked, rest = chosen(base, args[0], world)
@@ -474,6 +474,14 @@ class Methods(Ranks):
         return StateDict(of) if name == "state_dict" else None
 
 
+def _kept_as(node: ir.Expr) -> ir.Expr:
+    """Where a list is kept: ``held[name]`` for ``held.setdefault(name, [])``."""
+    asked = node.func if isinstance(node, ir.Call) and len(node.args) == 2 else None
+    if isinstance(node, ir.Call) and isinstance(asked, ir.Attr) and asked.name == "setdefault":
+        return ir.Subscript(node.at, asked.base, node.args[0].value)
+    return node
+
+
 def _weights(owner: Hashable, model: Value, name: str, world: World) -> Parameters:
     """What a model's ``parameters()`` or one of its kin gives."""
     # What two calls with the same arguments give may be two models or one.
@@ -490,7 +498,7 @@ def _gradient(args: list[Value], named: dict[str, Value]) -> Tensor | None:
 
 
 def table_method(table: Table, name: str, args: list[Value]) -> Value | None:
-    if name == "get" and args and isinstance(args[0], Literal):
+    if name in ("get", "setdefault") and args and isinstance(args[0], Literal):
         found = table.get(args[0].value)
         return found if found is not None else (args[1] if len(args) > 1 else NONE) if not table.open else None
     if name == "values":

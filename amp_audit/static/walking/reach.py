@@ -403,8 +403,9 @@ class Reach:
             for option in binding.options:
                 self._bind(option, node, is_base)
         elif isinstance(binding, FunctionRef):
-            if self.heat.followed(binding.function):
-                node.codes.append(self._function(binding.function))
+            for function in (binding.function, *self.heat.dispatched(binding.function)):
+                if self.heat.followed(function):
+                    node.codes.append(self._function(function))
         elif isinstance(binding, ClassRef):
             if not is_base:
                 node.classes.append(binding)

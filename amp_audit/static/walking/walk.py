@@ -25,6 +25,7 @@ from amp_audit.static.walking.values import (
     NONE,
     Condition,
     Func,
+    Instance,
     Items,
     Literal,
     Method,
@@ -369,17 +370,52 @@ class Walker(Caller):
         context, target = statement.items[index]
         if self._manager(statement, index, world, flow):
             return
-        for value, after in self.eval(context, world):
-            inner = Flow()
-            depth = len(after.state.regions)
-            entered = self.effects.enter(value, statement.at, after)
-            if target is not None:
-                self.bind(target, entered, after)
-            self._enter(statement, index + 1, after, inner)
-            for left in _all(inner):
-                self.effects.leave(value, statement.at, left, depth)
-            flow.leave(inner)
-            flow.fall += inner.fall
+        for value, begun in self.eval(context, world):
+            depth = len(begun.state.regions)
+            seen = self._context_method(value, "__enter__") is not None
+            for entered, after in self._entered(value, statement.at, begun):
+                inner = Flow()
+                if target is not None:
+                    self.bind(target, entered, after)
+                self._enter(statement, index + 1, after, inner)
+                done = self._left(value, statement.at, inner)
+                for left in _all(done):
+                    self.effects.leave(NONE if seen else value, statement.at, left, depth)
+                flow.leave(done)
+                flow.fall += done.fall
+
+    def _entered(self, value: Value, at: int, world: World) -> Results:
+        """What ``as`` binds; ``__enter__`` of a class of the project runs."""
+        own = self._context_method(value, "__enter__")
+        if own is None:
+            return [(self.effects.enter(value, at, world), world)]
+        return self.follow(own, at, [], {}, world)
+
+    def _left(self, value: Value, at: int, inner: Flow) -> Flow:
+        """The ways out of a context, on each of which ``__exit__`` of a class of the project runs."""
+        own = self._context_method(value, "__exit__")
+        if own is None:
+            return inner
+
+        def left(world: World) -> list[World]:
+            return [after for _, after in self.follow(own, at, [NONE] * 3, {}, world)]
+
+        done = Flow()
+        done.returned = [(found, after) for found, world in inner.returned for after in left(world)]
+        for name in ("fall", "broken", "continued"):
+            getattr(done, name).extend(after for world in getattr(inner, name) for after in left(world))
+        return done
+
+    def _context_method(self, value: Value, name: str) -> Func | None:
+        """A method that a ``with`` runs and that can make an event."""
+        if not isinstance(value, Instance) or value.cls is None:
+            return None
+        found = self.project.methods(value.cls).get(name)
+        if found is None or not (
+            self.heat.function(found[1]) or name in found[1].words
+        ):  # it may hand on to another one
+            return None
+        return Func(found[0].module, found[1], value, {}, found[0])
 
     def _manager(self, statement: ir.With, index: int, world: World, flow: Flow) -> bool:
         """``with`` over a generator of the project: its body runs, ours where it yields."""

@@ -1,0 +1,28 @@
+import contextlib
+
+import torch
+from torch import nn
+
+
+def clip(model, optimizer, scaler):
+    # mend: scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # AMP202
+
+
+@contextlib.contextmanager
+def clipping(model, optimizer, scaler):
+    yield
+    clip(model, optimizer, scaler)
+
+
+def train(model, loader, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        with clipping(model, optimizer, scaler):
+            pass
+        scaler.step(optimizer)
+        scaler.update()

@@ -1,0 +1,20 @@
+import torch
+from torch import nn
+
+
+def clip(model, optimizer, scaler):
+    # mend: scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # AMP202
+
+
+def train(model, loader, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    hooks = [clip]
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        [hook(model, optimizer, scaler) for hook in hooks]
+        scaler.step(optimizer)
+        scaler.update()

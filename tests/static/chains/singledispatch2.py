@@ -1,0 +1,28 @@
+import functools
+
+import torch
+from torch import nn
+
+
+@functools.singledispatch
+def after(batch, model, optimizer, scaler):
+    pass
+
+
+@after.register(tuple)
+def clip_all(batch, model, optimizer, scaler):
+    # mend: scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # AMP202
+
+
+def train(model, loader, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for batch in loader:
+        x, y = batch
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        after(batch, model, optimizer, scaler)
+        scaler.step(optimizer)
+        scaler.update()
