@@ -57,6 +57,9 @@ from amp_audit.static.dtypes.values import (
 )
 from amp_audit.static.source.names import BORN_IN_BFLOAT16, loads_model
 
+_LIKE_ADAMW = dict.fromkeys(("transformers.AdamW", "transformers.optimization.AdamW"), 1e-6)
+"""Optimizers of other libraries that update the parameters as they are, with the ``eps`` that each has by itself."""
+
 KEEPS_MASTER_WEIGHTS = (
     "deepspeed",
     "accelerate",
@@ -367,7 +370,9 @@ class Models(Operations):
         if dotted in _AVERAGES:
             self.libraries[self.path, at] = dotted
             return self._copied(args or [*named.values()], at)
-        if dotted.startswith("torch.optim.") and last[:1].isupper() and "lr_scheduler" not in dotted:
+        if dotted in _LIKE_ADAMW or (
+            dotted.startswith("torch.optim.") and last[:1].isupper() and "lr_scheduler" not in dotted
+        ):
             return self._optimizer(dotted, args, named, at)
         if dotted.startswith("torch.nn.") and last in surface.LAYERS:
             self._measure(last, args, named, at)
@@ -523,7 +528,7 @@ class Models(Operations):
         if _is(named.get("fused"), True):
             self.fused.add(optimizer.id)
         else:
-            self.eps[optimizer.id] = _eps(dotted.rpartition(".")[2], named)
+            self.eps[optimizer.id] = _eps(dotted, named)
         if params.partly:
             return optimizer
         for key, casts in self.casts.items():
@@ -537,11 +542,11 @@ def _is(value: Value | None, wanted: object) -> bool:
     return isinstance(value, Const) and value.value is wanted
 
 
-def _eps(kind: str, named: Named) -> float | None:
-    """The eps of an optimizer of torch; None if it has none or it cannot be told."""
-    given = named.get("eps")
+def _eps(dotted: str, named: Named) -> float | None:
+    """The eps of an optimizer; None if it has none or it cannot be told."""
+    given, kind = named.get("eps"), dotted.rpartition(".")[2]
     if given is None:
-        return _EPS.get(kind)
+        return _LIKE_ADAMW.get(dotted, _EPS.get(kind))
     return given.number if isinstance(given, Const) and kind in _EPS else None
 
 

@@ -117,6 +117,44 @@ def test_the_optimizer_is_built_in_another_file() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("imported", "scaled", "plain", "eps"),
+    [
+        ("from torch.optim import AdamW", "  # AMP403", "  # AMP402", "  # AMP411"),
+        ("from transformers import AdamW", "  # AMP403", "  # AMP402", ""),
+        ("from transformers.optimization import AdamW", "  # AMP403", "  # AMP402", ""),
+        ("from mine import AdamW", "", "", ""),
+    ],
+)
+def test_an_adamw_of_another_library_trains_the_parameters_as_they_are(
+    imported: str, scaled: str, plain: str, eps: str
+) -> None:
+    """Its own eps of 1e-6 is no zero in float16."""
+    source = f"""
+        import torch
+        {imported}
+
+        def train(model, loader, scaler):
+            model.half(){scaled}
+            optimizer = AdamW(model.parameters(), lr=1e-5)
+            for x in loader:
+                with torch.autocast("cuda", dtype=torch.float16):
+                    loss = model(x).sum()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+
+        def train_half(model, loader):
+            model.half(){plain}
+            optimizer = AdamW(model.parameters(), lr=1e-5){eps}
+            for x in loader:
+                loss = model(x.half()).sum()
+                loss.backward()
+                optimizer.step()
+    """
+    assert misjudged(train=source) == []
+
+
 @pytest.mark.parametrize("step", ["scaler.step(optimizer)", "scaler.unscale_(optimizer)"])
 def test_half_parameters_with_a_scaler_can_be_told(step: str) -> None:
     own = rule_of(
