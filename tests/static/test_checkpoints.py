@@ -193,3 +193,18 @@ class {name}:
 def test_what_hands_on_the_state_of_its_scaler(name: str, state: str, complete: bool) -> None:
     source = main_with(f"torch.save({BARE}, 'a.pt')\n") + WRAPPER.format(name=name, state=state)
     assert bool(found(main=source, train=TRAIN)) is not complete
+
+
+def test_handing_the_scaler_to_what_trains_keeps_no_state_of_it() -> None:
+    """What a function of the project does with it is read there; what one of a library does is not known."""
+    handed = MAIN.replace(
+        "train(model, optimizer, scaler, loader)", "train(model, optimizer, scaler=scaler, loader=loader)"
+    )
+    saving = textwrap.indent(f"torch.save({BARE}, 'last.pt')\n", "    ")
+    assert found(main=handed + saving, train=TRAIN) == [("main", line(handed + saving, "torch.save"), Confidence.HIGH)]
+    writes = TRAIN + "    torch.save({'scaler': scaler.state_dict()}, 'scaler.pt')\n"
+    assert found(main=handed + saving, train=writes) == []
+    library = handed.replace("from train import train", "from engine import train")
+    assert found(main=library + saving, train=TRAIN) == []
+    named = handed.replace("train(model,", "train_and_save(model,").replace("import train", "import train_and_save")
+    assert found(main=named + saving, train=TRAIN.replace("def train", "def train_and_save")) == []

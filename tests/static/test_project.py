@@ -150,6 +150,18 @@ def test_scripts_import_what_lies_beside_and_above_them(tmp_path: Path) -> None:
     assert look(project, "scripts/train.py", "common") == ModuleRef("lib.common", module(project, "common.py"))
 
 
+def test_a_folder_called_lib_is_on_the_path_behind_what_lies_nearer(tmp_path: Path) -> None:
+    project = build(
+        tmp_path,
+        tools__train="from core.function import run\nfrom utils import f",
+        lib__core__function="def run(): pass",
+        lib__utils="def g(): pass",
+        tools__utils="def f(): pass",
+    )
+    assert isinstance(look(project, "tools/train.py", "run"), FunctionRef)
+    assert isinstance(look(project, "tools/train.py", "f"), FunctionRef)
+
+
 def test_inside_a_package_an_absolute_import_does_not_mean_the_neighbour(tmp_path: Path) -> None:
     project = build(tmp_path, pkg__init="", pkg__utils="x = 1", pkg__a="import utils", utils="y = 2")
     assert look(project, "pkg/a.py", "utils") == ModuleRef("utils", project.modules[str(tmp_path / "utils.py")])

@@ -12,6 +12,9 @@ from amp_audit.static.source.sources import Unreadable, read_bytes
 _LARGEST_NAMED = 1 << 18
 """Bytes of a file named by the code that is still read."""
 
+_ROOTS = ("src", "lib")
+"""Folders that programs put on their path, or are installed from."""
+
 LIBRARIES = frozenset({"torch", "numpy", "builtins"})
 """Never taken from the project, though something of that name may lie in it."""
 
@@ -23,7 +26,7 @@ class Layout:
     """The files of a project: those that are given and, beside them, those on disk.
 
     An absolute import is looked for as Python would from a script: beside the importing file, then in each folder
-    above it up to the root (also in ``src/`` there), last among the packages of the project wherever they lie. Files
+    above it up to the root (also in ``src/`` and ``lib/`` there), last among the packages of the project wherever they lie. Files
     inside a package look above the package first.
     """
 
@@ -157,7 +160,7 @@ class Layout:
             top = os.path.dirname(top)
         for folder in self._upward(top):
             yield folder
-            yield os.path.join(folder, "src")
+            yield from (os.path.join(folder, name) for name in _ROOTS)
         if top != own:
             yield own
 

@@ -191,6 +191,7 @@ class _Reader:
         self.project = project
         self.origins = origins
         self.scalers = scalers
+        self.where = Where(module)
         self.found = _Part()
 
     def part(self) -> _Part:
@@ -210,6 +211,7 @@ class _Reader:
             if isinstance(node, (ir.Function, ir.Class)):
                 self._body(inside(where, node), node.body)
                 continue
+            self.where = where
             for expression in expressions(node):
                 self._scaling(expression, where)
             self._statement(node, where, own, states)
@@ -335,8 +337,9 @@ class _Reader:
         for part in walk(root):
             if isinstance(part, ir.Call):
                 told |= {kind} if (kind := self._direct(part, {})) is not None else set()
-                named = ((arg.keyword, arg.value) for arg in part.args if arg.keyword)
-                told |= {_SCALER_STATE for word, value in named if self._holds_scaler(word, value)}
+                named = [(arg.keyword, arg.value) for arg in part.args if arg.keyword]
+                if any(self._holds_scaler(word, value) for word, value in named) and not self._is_read(part):
+                    told.add(_SCALER_STATE)
                 told |= {_ANY_STATE for arg in part.args if arg.star == "**" and _gathers(part)}
                 if _saves(part):
                     told |= {
@@ -349,6 +352,13 @@ class _Reader:
             elif isinstance(part, ir.Comprehension) and _is_state(part.element):
                 told.add(_of_all(part))
         return told
+
+    def _is_read(self, call: ir.Call) -> bool:
+        """Whether a call is of a function of the project that writes nothing by its name: what becomes there of what it
+        is given is seen there.
+        """
+        binding = self.project.resolve(self.module, call.func, self.where.scope)
+        return isinstance(binding, FunctionRef) and not _SAVES.search(binding.function.name)
 
     def _direct(self, expr: ir.Expr, states: dict[str, set[str]]) -> str | None:
         """Whose state a value is: ``x.state_dict()``, or one of two things of which one is."""
