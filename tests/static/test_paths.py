@@ -537,3 +537,43 @@ main(parse())
     clip = "        torch.nn.utils"
     unscaled = source.replace(clip, f"        if scaler:\n            {UNSCALE}\n{clip}")
     assert found(unscaled) == set()
+
+
+@pytest.mark.parametrize(
+    ("noted", "expected"),
+    [
+        ("self.dtype = pick(args.dtype)", {"AMP213"}),
+        ("self.dtype = torch.bfloat16 if args.bf16 else torch.float32", {"AMP213"}),
+        ("self.dtype = torch.float16", set()),
+        ("self.dtype = other.pick(args)", set()),
+    ],
+)
+def test_a_method_that_notes_the_dtype_is_followed(noted: str, expected: set[str]) -> None:
+    source = f"""
+import torch
+
+def pick(name):
+    if name == "bf16":
+        return torch.bfloat16
+    elif name == "fp16":
+        return torch.float16
+    raise ValueError(name)
+
+class Trainer:
+    def setup(self, args):
+        self.args = args
+        {noted}
+
+    def run(self, args, model, loader):
+        self.setup(args)
+        optimizer = torch.optim.AdamW(model.parameters())
+        scaler = torch.amp.GradScaler("cuda")
+        for x in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=self.dtype):
+                loss = model(x).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+"""
+    assert rules(source) == expected

@@ -26,8 +26,8 @@ class Layout:
     """The files of a project: those that are given and, beside them, those on disk.
 
     An absolute import is looked for as Python would from a script: beside the importing file, then in each folder
-    above it up to the root (also in ``src/`` and ``lib/`` there), last among the packages of the project wherever they lie. Files
-    inside a package look above the package first.
+    above it up to the root (also in ``src/`` and ``lib/`` there), last among the packages of the project wherever they
+    lie. Files inside a package look above the package first.
     """
 
     def __init__(self, paths: Iterable[str], root: str | Path) -> None:

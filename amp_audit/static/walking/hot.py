@@ -145,6 +145,7 @@ class Heat:
         self._methods: dict[str, Mapping[str, frozenset[str]]] = {}
         self._dotted: dict[int, str] = {}
         self.unfreezes = any(map(_unfreezes, modules))
+        self._givers = frozenset(function.name for function in functions if gives_dtype(function))
         self._followed: dict[int, bool] = {}
         self._runs: dict[int, frozenset[tuple[str, str]]] = {}
         self._sizes: dict[int, int] = {}
@@ -190,6 +191,7 @@ class Heat:
         known = self._followed.get(id(function))
         if known is None:
             known = self.function(function) or gives_dtype(function) or shards(function) or helps(function)
+            known = known or sets_dtype(function, self._givers)
             self._followed[id(function)] = known
         return known
 
@@ -280,6 +282,23 @@ def gives_dtype(function: ir.Function) -> bool:
     given = [node.value for node in body if isinstance(node, ir.Return) and node.value is not None]
     simple = all(isinstance(node, (ir.If, ir.Assign, ir.Return, ir.Raise, ir.Assert, ir.Evaluate)) for node in body)
     return simple and len(given) > 0 and len(body) <= _SHORT and all(isinstance(value, _CHOSEN) for value in given)
+
+
+def sets_dtype(function: ir.Function, givers: frozenset[str]) -> bool:
+    """Whether a method notes a low-precision dtype on its object, named or given by one of the functions ``givers``."""
+    if not function.params or function.words.isdisjoint(_HALVES | givers):
+        return False
+    own = function.params[0].name
+    return any(
+        isinstance(node, ir.Assign)
+        and any(isinstance(each, ir.Attr) and last_word(each.base) == own for each in node.targets)
+        and any(_names_dtype(part, givers) for part in walk(node.value))
+        for node in statements(function.body)
+    )
+
+
+def _names_dtype(part: ir.Expr, givers: frozenset[str]) -> bool:
+    return last_word(part) in _HALVES or (isinstance(part, ir.Call) and last_word(part.func) in givers)
 
 
 def aliases(modules: Iterable[ir.Module], wanted: frozenset[str]) -> frozenset[str]:
