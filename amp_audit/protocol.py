@@ -37,7 +37,13 @@ def advance(state: State, event: Event) -> tuple[State, Facts]:
     handler = _HANDLERS.get(event.kind)
     after = handler(state, event, facts) if handler else state
     facts.update({f"ever.{word}": True for word in after.ever})
-    return replace(after, ever=after.ever | words(event)), facts
+    return replace(after, ever=after.ever | words(event), blind=after.blind and event.kind not in _ENDS_CLIPPING), facts
+
+
+_ENDS_CLIPPING = frozenset(
+    {Kind.BACKWARD, Kind.ZERO_GRAD, Kind.UNSCALE, Kind.DESCALE, Kind.GRAD_WRITE, Kind.STEP, Kind.ITERATION_END}
+)
+"""After these, what a clip found is told no more."""
 
 
 def words(event: Event) -> frozenset[str]:
@@ -335,6 +341,7 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
         facts["gradients"] = "unknown"
     if event.via is Via.SCALER:
         facts.update(phase=_phase(state, event), left=_left(state, event))
+        facts["blind"] = state.blind and facts["phase"] in ("ready", "unknown")
         _doubt_unscaled(state, event, facts)
         facts["shared"] = facts["phase"] == "ready" and _shared(state, event)
         without = facts["gradients"] == "none" and not assumed
@@ -437,7 +444,8 @@ def _clip(state: State, event: Event, facts: dict[str, object]) -> State:
     if not event.owners and state.unknown_stepped:
         facts["consumed"] = "unknown"  # of several optimizers, it need not be the one that has stepped
     seen = [owner for owner in owners if get(state.owners, owner) is not None]
-    return change(state, seen, lambda held: replace(held, clipped=held.value == "none"))
+    clipped = change(state, seen, lambda held: replace(held, clipped=held.value == "none"))
+    return replace(clipped, blind=facts["gradients"] == "unknown")
 
 
 def _pickle(state: State, event: Event, facts: dict[str, object]) -> State:

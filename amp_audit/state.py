@@ -69,6 +69,7 @@ class State:
     lowered: Table[str] = ()  # owner -> the dtype of the region in which it last ran with gradients
     reads: Table[str] = ()  # (scaler, where its scale was read) -> fresh | next: after an update | stale
     regions: tuple[Region, ...] = ()
+    blind: bool = False  # whether gradients of which nothing is known have been clipped since anything was done to them
     ever: frozenset[str] = frozenset()
 
 
@@ -106,6 +107,7 @@ def join(one: State, two: State) -> State:
         stepped=one.stepped if one.stepped == two.stepped else None,
         reads=tuple(pair for pair in one.reads if pair in two.reads),
         regions=one.regions if one.regions == two.regions else (),
+        blind=one.blind or two.blind,
         ever=one.ever | two.ever,
     )
 
@@ -127,6 +129,7 @@ def forget(state: State) -> State:
         reads=(),
         scalers=tuple((key, replace(scaler, round="unknown", whole=False)) for key, scaler in state.scalers),
         stepped_by=(),
+        blind=False,
     )
 
 

@@ -577,3 +577,32 @@ class Trainer:
             scaler.update()
 """
     assert rules(source) == expected
+
+
+HANDED = """
+import torch
+
+class Schedule:
+    def __init__(self, optimizer, params, limit):
+        self.optimizer, self.params, self.limit = optimizer, params, limit
+
+    def step(self, grad_scaler=None):
+        if self.limit is not None:
+            torch.nn.utils.clip_grad_norm_(self.params, self.limit)
+        if grad_scaler is None:
+            self.optimizer.step()
+        else:
+            grad_scaler.step(self.optimizer)
+            grad_scaler.update()
+"""
+
+
+def test_what_steps_a_scaler_out_of_sight_of_the_backward_clips_scaled_gradients() -> None:
+    """Where nothing in the project unscales, whatever calls it has left the gradients scaled."""
+    clip = "torch.nn.utils.clip_grad_norm_(self.params, self.limit)"
+    assert found(HANDED) == {("AMP202", "main", line(HANDED, clip))}
+    assert rules(HANDED, "def prepare(scaler, optimizer):\n    scaler.unscale_(optimizer)\n", names=("other",)) == set()
+    alone = HANDED.replace("self.limit is not None", "grad_scaler is None and self.limit")
+    assert rules(alone) == set()
+    later = HANDED.replace(clip, "pass") + f"        if self.limit is not None:\n            {clip}\n"
+    assert "AMP202" not in rules(later)

@@ -85,6 +85,7 @@ _OF_PAIRS = {
     ("backward", "dtype"): Means.REGION,
     ("scaler_new", "dtype"): Means.DTYPE,
     ("step", "sharded"): Means.SCALER,
+    ("step", "blind"): Means.SCALER,
 }
 
 

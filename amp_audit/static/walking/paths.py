@@ -59,6 +59,9 @@ _STEPS = re.compile(r"optim|scaler", re.IGNORECASE)
 _BEGINS_OR_ENDS = frozenset({events.Kind.SCALER_NEW, events.Kind.OPTIMIZER_NEW, events.Kind.ITERATION_END})
 """What code does that trains from the beginning, or more than one iteration."""
 
+_UNSCALES = frozenset({"unscale_", "unscale", "unscale_grads", "unscale_gradients", "get_scale", "inv_scale"})
+"""Words of code that divides gradients by the loss scale, or multiplies a limit with it."""
+
 _HALVES = frozenset(
     {"half", "float16", "bfloat16", "HalfTensor", "MixedPrecision", "MixedPrecisionPolicy", "fully_shard"}
     | {"apex", "deepspeed", "accelerate", "Accelerator", "Fabric", "LightningModule", "torch_xla"}
@@ -142,7 +145,7 @@ class _Surveyor:
         self.bases: dict[str, World] = {}
         self.inits = Inits()
         self.liveness = Liveness()
-        self.known = _spoken_of_halves(frozenset().union(*(module.words for module in self.modules)))
+        self.known = _spoken_of(frozenset().union(*(module.words for module in self.modules)))
         self.known |= bounds(book, "static", project.newest.torch)
 
     def survey(self, asked: Set[str] | None = None) -> Survey:
@@ -369,11 +372,10 @@ def _is_of_a_step(words: frozenset[str]) -> bool:
     return not words.isdisjoint(("step", "update")) and any(map(_STEPS.search, words))
 
 
-def _spoken_of_halves(words: frozenset[str]) -> set[str]:
-    """Whether a project computes in half precision in regions alone, or not even there, by its words."""
-    if words & _HALVES:
-        return set()
-    return {"halves.in_regions"} if "autocast" in words else {"halves.in_regions", "halves.none"}
+def _spoken_of(words: frozenset[str]) -> set[str]:
+    """What a project does nowhere, by its words: half precision outside of regions, or at all; unscaling by itself."""
+    halves = {"halves.in_regions"} if "autocast" in words else {"halves.in_regions", "halves.none"}
+    return (set() if words & _HALVES else halves) | (set() if words & _UNSCALES else {"unscaling.none"})
 
 
 def _note(module: ir.Module, name: str, attempt: _Attempt) -> str | None:

@@ -200,6 +200,7 @@ class World:
             state.unknown_stepped,
             state.stepped,
             state.trained,
+            state.blind,
             self.no_grad,
             self.inference,
             len(self.frames),
