@@ -156,3 +156,47 @@ def test_what_builds_an_optimizer_from_settings_was_handed_none() -> None:
                 self.optimizer.step()
         """
     assert "AMP203" in ids(source)
+
+
+LATER = """
+import contextlib
+import torch
+from torch import nn
+from background import later, report
+
+
+def train(model, loader, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for number, (x, y) in enumerate(loader):
+        with contextlib.ExitStack() as stack:
+            {handed}
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = nn.functional.mse_loss(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+"""
+
+
+@pytest.mark.parametrize(
+    "handed",
+    [
+        "stack.callback(scaler.update); stack.callback(optimizer.zero_grad)",
+        "stack.callback(lambda: (scaler.update(), optimizer.zero_grad()))",
+        "later(scaler.update, optimizer.zero_grad)",
+    ],
+)
+def test_a_method_that_is_handed_away_may_be_called_later(handed: str) -> None:
+    assert ids(LATER.format(handed=handed)) == set()
+
+
+@pytest.mark.parametrize(
+    "handed",
+    [
+        "pass",
+        "report(step=number, update=x)",
+        "stack.callback(lambda: report.update(number))",
+        "later(model.update, x.step)",
+    ],
+)
+def test_what_is_handed_away_and_is_none_of_them_changes_nothing(handed: str) -> None:
+    assert ids(LATER.format(handed=handed)) >= {"AMP205"}

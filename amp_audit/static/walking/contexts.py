@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind
@@ -12,9 +12,9 @@ from amp_audit.state import blur, forget, get, live_region, region_dtype
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_settings
-from amp_audit.static.source.traverse import last_word
+from amp_audit.static.source.traverse import last_word, parts
 from amp_audit.static.walking.boundaries import ACCUMULATION
-from amp_audit.static.walking.ducks import builds
+from amp_audit.static.walking.ducks import OPTIMIZER_NAME, SCALER_NAME, builds
 from amp_audit.static.walking.exchanges import Exchanges
 from amp_audit.static.walking.hot import dotted
 from amp_audit.static.walking.kinship import note_made
@@ -164,6 +164,9 @@ class Contexts(Exchanges):
         values = (*args, *named.values())
         given = [item for value in values for item in inside(value)]
         self._perhaps_clears(last_word(node.func), given, world)
+        if not isinstance(callee, (Func, ClassRef)):
+            later = (name for item in given for name in self._left_to_others(item, world))
+            self.walker.happened.allow(_LATER[name] for name in later if name in _LATER)
         if not _harmless(callee) and any(self._hands_on(item, world) for item in given):
             world.state = forget(world.state)
         if not (isinstance(callee, External) and callee.dotted.startswith("torch.")):
@@ -195,6 +198,18 @@ class Contexts(Exchanges):
         if last_word(node.func) in _OF_TEXTS:
             return Symbol(key, "", callee.volatile)
         return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))
+
+    def _left_to_others(self, value: Value, world: World) -> Iterator[str]:
+        """The methods of scalers and optimizers that code out of sight is handed to call later, or a function does."""
+        if isinstance(value, Method) and isinstance(value.base, (Scaler, Optimizer)):
+            yield value.name
+        elif isinstance(value, Func):
+            yield from _called_in(value.function)
+        elif isinstance(value, Symbol) and "." in value.text:
+            text, _, name = value.text.rpartition(".")
+            owner = replace(value, key=value.key.removesuffix(f".{name}"), text=text)
+            if name in _LATER and (self.is_scaler(owner, world) or self.is_optimizer(owner, world)):
+                yield name
 
     def _perhaps_clears(self, name: str, given: list[Value], world: World) -> None:
         """Code out of sight is called what clears gradients: whose, it does not say."""
@@ -278,6 +293,18 @@ class Contexts(Exchanges):
             self.walker.emit(world, event, at)
         elif world.heap.get((model.id, UNCACHED)) != Literal.of(True):
             self.walker.emit(world, Event(Kind.FORWARD, owners=(model.id,)), at)
+
+
+_LATER = {"update": "update", "unscale_": "unscale", "step": "step.scaler", "zero_grad": "zero_grad"}
+
+
+def _called_in(function: ir.Function) -> Iterator[str]:
+    """The methods that a function calls on what it calls a scaler or an optimizer."""
+    for part in parts(function.body):
+        func = part.func if isinstance(part, ir.Call) else None
+        owner = last_word(func.base) if isinstance(func, ir.Attr) else ""
+        if isinstance(func, ir.Attr) and (SCALER_NAME.search(owner) or OPTIMIZER_NAME.search(owner)):
+            yield func.name
 
 
 def _told_of(fed: list[Tensor]) -> Tensor:
