@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from amp_audit.events import Boundary
 from amp_audit.records import record, replace
@@ -114,23 +114,31 @@ class Boundaries:
 
     def reached(self, world: World) -> frozenset[Boundary]:
         """The tests that have come true in the iterations around."""
-        around = [world.stamp[:depth] for depth in range(len(world.stamp), 0, -1)]
-        return frozenset(
-            boundary
-            for key, (boundary, truth) in self._tests.items()
-            if (world.flags.get(key) is truth and self._is_of(key, world))
-            or any(world.flags.get(f"{key}@{stamp}") is truth for stamp in around)
-        )
+        if not self._tests:
+            return frozenset()
+        around = {str(world.stamp[:depth]) for depth in range(len(world.stamp), 0, -1)}
+        return frozenset(self._decided_as(True, world.flags.items(), around, world))
 
     def missed(self, world: World) -> frozenset[Boundary]:
         """The tests that have not come true in this iteration, on this path or on one that has met it."""
-        sides = list(_sides(world)) if self._tests else []
-        return frozenset(
-            boundary
-            for key, (boundary, truth) in self._tests.items()
-            for names in [(key, f"{key}@{world.stamp}") if self._is_of(key, world) else (f"{key}@{world.stamp}",)]
-            if any((name, not truth) in decided for name in names for decided in sides)
-        )
+        if not self._tests:
+            return frozenset()
+        around, sides = {str(world.stamp)}, (world.flags.items(), *world.cases)
+        return frozenset(found for side in sides for found in self._decided_as(False, side, around, world))
+
+    def _decided_as(
+        self, came_true: bool, decided: Iterable[tuple[str, bool]], around: Set[str], world: World
+    ) -> Iterator[Boundary]:
+        """The tests that came true or did not, of this round or of one of those ``around``."""
+        for name, value in decided:
+            boundary, truth = self._tests.get(name, _NONE)
+            if boundary is not None and (value is truth) is came_true and self._is_of(name, world):
+                yield boundary
+            key, _, stamp = name.rpartition("@")
+            if stamp in around:
+                boundary, truth = self._tests.get(key, _NONE)
+                if boundary is not None and (value is truth) is came_true:
+                    yield boundary
 
     def _is_of(self, key: str, world: World) -> bool:
         """Whether a test was met in this round, of some loop around, rather than in one that has passed: a counter that
@@ -140,13 +148,11 @@ class Boundaries:
         return rounds is None or any(world.stamp[: len(stamp)] == stamp for stamp in rounds)
 
 
+_NONE: tuple[Boundary | None, bool] = (None, False)
+
+
 def _window_key(loop: ir.For | ir.While) -> str:
     return f"window {loop.at}"
-
-
-def _sides(world: World) -> Iterator[frozenset[tuple[str, bool]]]:
-    yield frozenset(world.flags.items())
-    yield from world.cases
 
 
 def _remainder(node: ir.Binary, modulus: Value, loops: tuple[int, ...]) -> _Remainder | None:

@@ -200,8 +200,8 @@ class Walker(Caller):
         unsteady = self.unsteady
         self._guards[-1] += unsteady
         self._tests.append(statement.test)
-        for true, after in decided:
-            arm = self.block(statement.body if true else statement.orelse, [after])
+        for true, worlds in _sides(decided):
+            arm = self.block(statement.body if true else statement.orelse, worlds)
             flow.leave(arm)
             flow.fall += arm.fall
         self._tests.pop()
@@ -215,7 +215,7 @@ class Walker(Caller):
         before = world.decided()
         decided = self.decide(statement.test, world)
         self._tests.append(statement.test)
-        arms = [self.block(statement.body if true else statement.orelse, [after]).fall for true, after in decided]
+        arms = [self.block(statement.body if true else statement.orelse, ways).fall for true, ways in _sides(decided)]
         self._tests.pop()
         for arm in arms:
             if len(arm) > 1:
@@ -527,6 +527,14 @@ def _settings_updated(statement: ir.Assign) -> list[str]:
         for item in (target.items if isinstance(target, ir.Sequence) else (target,))
     )
     return [item.id for item in targets if isinstance(item, ir.Name) and item.id in handed] if handed else []
+
+
+def _sides(decided: list[tuple[bool, World]]) -> Iterator[tuple[bool, list[World]]]:
+    """The worlds that take either arm; those become one that have come to it in several ways (``a or b``)."""
+    for side in (True, False):
+        worlds = [world for true, world in decided if true is side]
+        if worlds:
+            yield side, merge(worlds) if len(worlds) > 1 else worlds
 
 
 def _refuses(statement: ir.If) -> bool:
