@@ -108,9 +108,11 @@ class Watch(Generic[P]):
                 self._by_kind.setdefault(target.partition(".")[0], []).append((rule, detector))
 
     def take(
-        self, state: State, event: Event, place: P, trail: Trail[P] | None
+        self, state: State, event: Event, place: P, trail: Trail[P] | None, told: set[Hashable] | None = None
     ) -> tuple[State, Trail[P], list[Hazard[P]]]:
-        """Advance over one event: the new state, the longer trail, and the hazards met."""
+        """Advance over one event: the new state, the longer trail, and the hazards met. Of those that other paths have
+        met as well only the first is ``told``.
+        """
         after, facts = advance(state, event)
         iteration = (trail.iteration if trail else 0) + (event.kind is Kind.ITERATION_END)
         longer = Trail(event, place, trail, iteration, bool(facts.get("raises")))
@@ -119,13 +121,15 @@ class Watch(Generic[P]):
         for rule, detector in self._by_kind.get(event.kind.value, ()):
             if named.isdisjoint(detector.targets) or not detector.holds(facts):
                 continue
-            hazard = _hazard(rule, detector, longer, facts, state)
+            hazard = _hazard(rule, detector, longer, facts, state, told)
             if hazard is not None:
                 found.append(hazard)
         return after, longer, found
 
 
-def _hazard(rule: Rule, detector: Detector, trail: Trail[P], facts: Facts, state: State) -> Hazard[P] | None:
+def _hazard(
+    rule: Rule, detector: Detector, trail: Trail[P], facts: Facts, state: State, told: set[Hashable] | None
+) -> Hazard[P] | None:
     spot = _spot(detector, trail, state)
     if spot is None:
         return None
@@ -135,6 +139,11 @@ def _hazard(rule: Rule, detector: Detector, trail: Trail[P], facts: Facts, state
     named = (scaler, event.optimizer, spot.event.scaler, spot.event.optimizer, spot.event.region)
     about = frozenset(x for x in (*named, *(region.id for region in state.regions)) if x is not None)
     assumed = bool(facts.get("assumed"))
+    if told is not None:
+        same = (id(detector), spot.place, about, scaler, assumed)
+        if same in told:
+            return None
+        told.add(same)
     return Hazard(rule, detector, spot.place, _steps(trail, spot), facts, about, scaler, assumed)
 
 

@@ -144,8 +144,7 @@ MEASURE = Tensor(doubt=True, cut=True)
 
 def _picks(world: World) -> bool:
     """Whether something was decided in this round of the innermost loop: then it stands for some parameters only."""
-    now = f"@{world.stamp}"
-    return any(key.endswith(now) and "requires_grad" not in key for key in world.flags)
+    return any("requires_grad" not in key for key in world.decided_in_round())
 
 
 def is_measure(value: Value) -> bool:

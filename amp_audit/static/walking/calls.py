@@ -66,6 +66,7 @@ class Caller(Evaluator):
         self.effects = Effects(self)
         self.followed: set[tuple[str, int]] = set()
         self.entered: Counter[tuple[str, int]] = Counter()
+        self.functions: dict[tuple[str, int], ir.Function] = {}
         self.came: Counter[tuple[str, int]] = Counter()
         self.thrifty = False
         self.limits: dict[tuple[str, int], int] = {}
@@ -233,8 +234,10 @@ class Caller(Evaluator):
     def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
         """Walk the body of a function with these arguments."""
         function = func.function
-        self.followed.add((func.module.path, function.at))
-        self.entered[(func.module.path, function.at)] += 1
+        place = (func.module.path, function.at)
+        self.followed.add(place)
+        self.entered[place] += 1
+        self.functions[place] = function
         env = dict(_live_env(func, world))
         self._bind_parameters(func, env, args, named, world)
         world.frames.append(Frame(func.module, function, env, func.cls, calls=(*world.frame.calls, at)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING
 
 from amp_audit import events
@@ -71,6 +71,7 @@ class Evaluator(abc.ABC):
         self.watch = watch
         self.heat = heat
         self.hazards: list[Hazard[Place]] = []
+        self._told: set[Hashable] = set()  # of the hazards: each is met on many paths
         self.happened = Happened()
         self.boundaries = Boundaries()
         self.unsteady = False  # whether a test that was decided since this was reset changes from round to round
@@ -98,7 +99,7 @@ class Evaluator(abc.ABC):
         place = (path or world.frame.module.path, at)
         if event.kind is events.Kind.SCHEDULER_STEP:
             place = schedules_at(world, at)
-        world.state, world.trail, found = self.watch.take(world.state, event, place, world.trail)
+        world.state, world.trail, found = self.watch.take(world.state, event, place, world.trail, self._told)
         partly = concerned_in_part(world, event)
         if partly:
             world.state = blur(world.state, partly)

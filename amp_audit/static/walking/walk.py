@@ -16,6 +16,7 @@ from amp_audit.static.source.names import is_settings
 from amp_audit.static.source.traverse import statements
 from amp_audit.static.walking.algebra import comparison, equality
 from amp_audit.static.walking.calls import Caller
+from amp_audit.static.walking.echoes import Call, Cost, Echoes, Start
 from amp_audit.static.walking.evaluate import Results
 from amp_audit.static.walking.flow import Flow
 from amp_audit.static.walking.hot import Heat
@@ -35,7 +36,7 @@ from amp_audit.static.walking.values import (
     short,
     tag,
 )
-from amp_audit.static.walking.world import Place, World, merge, settle_volatile, split
+from amp_audit.static.walking.world import Limits, Place, World, merge, settle_volatile, split
 
 FUEL = 12_000
 """Statements walked for one entry at one width."""
@@ -71,7 +72,46 @@ class Walker(Caller):
         super().__init__(code, watch, heat, path, visits)
         self.fuel = FUEL
         self._liveness = liveness
+        self._echoes = Echoes()
         self._begun: dict[Hashable, frozenset[tuple[str, bool]]] = {}
+
+    # Calls
+
+    def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
+        """Walk the body of a function, unless another path that came here alike has shown what it does."""
+        if self._yielding or "<" in func.function.qualname:  # the code around has a part in it
+            return super().follow(func, at, args, named, world)
+        frame = world.frame
+        around = (frame.module.path, id(frame.function), frame.calls, len(world.frames), tuple(self._guards))
+        regions = (world.no_grad, world.veiled)
+        call = Call(func, tuple(args), named, (at, world.stamp, len(world.rounds), around, regions), regions)
+        echo = self._echoes.find(call, world)
+        if echo is None:
+            return self._listened(call, at, world)
+        self._burn()
+        self._met(echo.cost, world.limits)
+        return echo.results(world)
+
+    def _listened(self, call: Call, at: int, world: World) -> Results:
+        """Walk a call, and keep what it does and what that depends on."""
+        limits, start = world.limits, Start.of(world)
+        fuel, cut, outer = self.fuel, limits.cut, (self.entered, limits.asked, self.unsteady)
+        self.entered, limits.asked, self.unsteady = Counter(), set(), False
+        results = super().follow(call.func, at, list(call.args), dict(call.named), world)
+        cost = Cost(fuel - self.fuel, limits.cut - cut, self.entered, limits.asked, self.unsteady)
+        self.entered, limits.asked, self.unsteady = outer
+        limits.cut = cut
+        self._met(cost, limits)
+        self._echoes.keep(call, start, cost, map(self.functions.__getitem__, cost.entered), results)
+        return results
+
+    def _met(self, cost: Cost, limits: Limits) -> None:
+        """What a walk of a call has met, this time or before."""
+        self.entered.update(cost.entered)
+        limits.cut += cost.cut
+        if limits.asked is not None:
+            limits.asked |= cost.asked
+        self.unsteady = self.unsteady or cost.unsteady
 
     # Statements
 

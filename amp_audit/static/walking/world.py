@@ -72,11 +72,12 @@ _ALWAYS_TRUE = (
 @dataclass(slots=True)
 class Limits:
     """How many paths are followed side by side; ``cut``: how many there were beyond that, and were not; ``widest``: how
-    many there were at the most."""
+    many there were at the most. ``asked``: the conditions that were asked for, while somebody wants to know."""
 
     width: int = 64
     cut: int = 0
     widest: int = 0
+    asked: set[str] | None = None
 
 
 @dataclass(slots=True)
@@ -255,10 +256,19 @@ class World:
     def known(self, condition: Condition) -> bool | None:
         """How a condition was decided on this path, if it was."""
         key = self.condition_key(condition)
+        if self.limits.asked is not None:
+            self.limits.asked.add(key)
         found = told(key, self.flags)
         if found is None and self.cases:
             found = self._agreed(key)
         return None if found is None else found is not condition.negated
+
+    def decided_in_round(self) -> Iterator[str]:
+        """The conditions that were decided for this round of the innermost loop alone."""
+        found = [key for key in self.flags if key.endswith(f"@{self.stamp}")]
+        if self.limits.asked is not None:
+            self.limits.asked.add(f"@{self.stamp}")
+        yield from found
 
     def _agreed(self, key: str) -> bool | None:
         """What all cases say of a condition."""
@@ -519,7 +529,7 @@ def _lives(key: Hashable, live: frozenset[str], path: str | None) -> bool:
 
 def _tells(key: Hashable, value: Value, deciding: frozenset[str] | None) -> bool:
     name = key[-1] if isinstance(key, tuple) else key
-    if _is_data(value) or name == MADE_OF:
+    if is_data(value) or name == MADE_OF:
         return False
     if deciding is None or not isinstance(value, (Literal, Condition)):
         return True
@@ -535,7 +545,8 @@ def _outline(value: Value) -> Value:
     )
 
 
-def _is_data(value: Value) -> bool:
+def is_data(value: Value) -> bool:
+    """Whether a value tells no path from another: numbers, texts, tensors of which nothing is known."""
     if isinstance(value, Symbol):
         return True
     if isinstance(value, Literal):
@@ -543,10 +554,10 @@ def _is_data(value: Value) -> bool:
     if isinstance(value, Tensor):
         return value.scaled is None and value.dtype is None and not value.doubt and not value.leaf
     if isinstance(value, Items):
-        return all(map(_is_data, value.items))
+        return all(map(is_data, value.items))
     if isinstance(value, Scale):
         return True
-    return isinstance(value, Table) and all(_is_data(item) for _, item in value.items)
+    return isinstance(value, Table) and all(is_data(item) for _, item in value.items)
 
 
 def either(one: Value, two: Value) -> Value:
