@@ -1,0 +1,235 @@
+"""Calls that other paths have made alike: what they did is done once more, and is what walking them again would do."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from amp_audit import rulebook
+from amp_audit.static.binding.project import Project
+from amp_audit.static.source import lowering
+from amp_audit.static.walking import echoes, paths
+from amp_audit.static.walking.echoes import Echoes
+from amp_audit.static.walking.walk import Walker
+
+BOOK = rulebook.load()
+IDIOMS = sorted((Path(__file__).parent / "idioms").glob("n*.py"))
+EXAMPLES = [
+    pytest.param(example.code, id=f"{rule.id}-{number}")
+    for rule in BOOK.rules.values()
+    for number, example in enumerate(rule.examples, 1)
+    if any(detector in rule.static for _, detector in BOOK.detectors("static", "event"))
+]
+
+
+def told(code: str) -> set[tuple[str, int, str]]:
+    module = lowering.lower("/project/main.py", code)
+    raw, _ = paths.find(Project([module], Path("/project")), BOOK)
+    return {(found.rule.id, found.at, found.confidence.value) for found in raw}
+
+
+def both_ways(code: str, monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int, str]]:
+    """What is found, with the shortest calls kept as well, which must be what is found without."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Echoes, "find", lambda self, call, world: None)
+        plain = told(code)
+    monkeypatch.setattr(echoes, "WORTH", 0)
+    assert told(code) == plain
+    return plain
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_examples_are_found_as_without(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    both_ways(code, monkeypatch)
+
+
+@pytest.mark.parametrize("idiom", IDIOMS, ids=lambda path: path.stem)
+def test_idioms_are_as_without(idiom: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both_ways(idiom.read_text(encoding="utf-8"), monkeypatch)
+
+
+HEAD = """
+import torch
+from torch import nn
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+loader = [(torch.randn(8, 4), torch.randn(8, 2))] * 4
+
+def loss_of(x, y):
+    with torch.autocast("cuda"):
+        return nn.functional.mse_loss(model(x), y)
+"""
+
+FINISH = """
+def finish(clip, unscale=True):
+    if unscale:
+        scaler.unscale_(optimizer)
+    if clip:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+"""Ends a step; what it does may depend on what it is given, and on names around."""
+
+DIFFERENT = {
+    "an argument": (
+        FINISH,
+        """
+        if args.warm:
+            finish(True)
+        else:
+            finish(True, {wrong})
+        """,
+        "False",
+        "True",
+    ),
+    "one call, another argument": (
+        FINISH,
+        """
+        early = {wrong}
+        if args.warm:
+            early = True
+            optimizer.param_groups[0]["lr"] = 0.2
+        finish(True, early)
+        """,
+        "False",
+        "True",
+    ),
+    "a name of the module": (
+        FINISH.replace("if unscale:", "if MODE == 1:"),
+        """
+        MODE = 1
+        if args.warm:
+            MODE = {wrong}
+        finish(True)
+        """,
+        "2",
+        "1",
+    ),
+    "an attribute": (
+        "class Options: pass\noptions = Options()\n" + FINISH.replace("if unscale:", "if options.early:"),
+        """
+        options.early = True
+        if args.warm:
+            options.early = {wrong}
+        finish(True)
+        """,
+        "False",
+        "True",
+    ),
+    "an attribute that is spelled nowhere": (
+        "class Options: pass\noptions = Options()\n" + FINISH.replace("if unscale:", "if getattr(options, name):"),
+        """
+        options.early = True
+        name = "early"
+        if args.warm:
+            options.early = {wrong}
+        finish(True)
+        """,
+        "False",
+        "True",
+    ),
+    "a decision": (
+        FINISH.replace("if unscale:", "if args.early:"),
+        """
+        if args.early:
+            print("early")
+        {wrong}
+        finish(True)
+        """,
+        "pass",
+        "if not args.early: scaler.unscale_(optimizer)",
+    ),
+    "what was done before": (
+        FINISH,
+        """
+        if args.warm:
+            scaler.unscale_(optimizer)
+        {wrong}
+        finish(True, False)
+        """,
+        "pass",
+        "if not args.warm: scaler.unscale_(optimizer)",
+    ),
+    "objects it is given": (
+        "def finish(net, opt):\n    nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n    scaler.step(opt)\n"
+        "    scaler.update()\nsecond = nn.Linear(4, 2)\nother = torch.optim.SGD(second.parameters(), lr=0.1)\n",
+        """
+        with torch.autocast("cuda"):
+            more = second(x).mean()
+        scaler.scale(more).backward()
+        scaler.unscale_(optimizer)
+        for net, opt in ((model, optimizer), {wrong}):
+            finish(net, opt)
+        """,
+        "(second, other)",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("about", DIFFERENT)
+def test_what_differs_on_the_paths_is_walked_for_each(about: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper, step, wrong, right = DIFFERENT[about]
+    loop = (
+        "for x, y in loader:\n    optimizer.zero_grad()\n    loss = loss_of(x, y)\n    scaler.scale(loss).backward()\n"
+    )
+    body = textwrap.indent(textwrap.dedent(step), "    ")
+    args = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
+    codes = [HEAD + args + helper + loop + body.format(wrong=each) for each in (wrong, right)]
+    bad, good = ({rule for rule, _, _ in both_ways(code, monkeypatch)} for code in codes)
+    assert "AMP202" in bad and "AMP202" not in good
+
+
+EVALUATE = """
+def evaluate(net, epoch):
+    net.eval()
+    total, count, worst = 0.0, 0, 0.0
+    with torch.no_grad(), torch.autocast("cuda"):
+        for x, y in loader:
+            out = net(x)
+            loss = nn.functional.mse_loss(out, y)
+            if loss.item() > worst:
+                worst = loss.item()
+            total += loss.item()
+            count += 1
+            print(epoch, count)
+    net.train()
+    return total / count, worst
+"""
+
+
+def test_what_only_looks_on_is_walked_for_few_of_the_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    statements = 0
+
+    def burn(walker: Walker) -> None:
+        nonlocal statements
+        statements += 1
+        walker.fuel -= 1
+
+    step = """
+    if args.clip:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        print(evaluate(model, x))
+    else:
+        print(evaluate(model, x))
+    scaler.step(optimizer)
+    print(evaluate(model, x))
+    scaler.update()
+    print(evaluate(model, x))
+"""
+    loop = (
+        "for x, y in loader:\n    optimizer.zero_grad()\n    loss = loss_of(x, y)\n    scaler.scale(loss).backward()\n"
+    )
+    args = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
+    code = HEAD + args + EVALUATE + loop + step
+    monkeypatch.setattr(Walker, "_burn", burn)
+    found = told(code)
+    few, statements = statements, 0
+    monkeypatch.setattr(Echoes, "find", lambda self, call, world: None)
+    assert told(code) == found
+    assert 2 * few < statements
