@@ -233,3 +233,90 @@ def test_what_only_looks_on_is_walked_for_few_of_the_paths(monkeypatch: pytest.M
     monkeypatch.setattr(Echoes, "find", lambda self, call, world: None)
     assert told(code) == found
     assert 2 * few < statements
+
+
+LOOKS_ON = """
+def prepared(net):
+    net.eval()
+    count = 0
+    for p in net.parameters():
+        count += p.numel()
+    for kind in ("a", "b"):
+        print(kind, count)
+        print(count, kind)
+    with torch.no_grad():
+        print(net(torch.ones(1, 4)))
+    print("done")
+    print(count)
+    return net
+"""
+
+
+def test_what_a_call_hands_back_is_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models that are built out of sight go through one function; each keeps its own optimizer and gradients."""
+    code = """
+import torch
+from torch import nn
+from models import first, second
+{helper}
+made_one, made_two = first(), second()
+one, two = prepared(made_one), prepared(made_two)
+opt_one = torch.optim.SGD(made_one.parameters(), lr=0.1)
+opt_two = torch.optim.SGD(made_two.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for x in []:
+    opt_one.zero_grad()
+    opt_two.zero_grad()
+    with torch.autocast("cuda"):
+        loss = made_one(x).mean() + made_two(x).mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(opt_one)
+    {more}
+    nn.utils.clip_grad_norm_(two.parameters(), 1.0)
+    scaler.step(opt_one)
+    scaler.step(opt_two)
+    scaler.update()
+"""
+    for more, wrong in (("pass", True), ("scaler.unscale_(opt_two)", False)):
+        found = {rule for rule, _, _ in both_ways(code.format(helper=LOOKS_ON, more=more), monkeypatch)}
+        assert ("AMP202" in found) is wrong
+
+
+def test_losses_of_two_models_lead_back_to_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        HEAD
+        + """
+other = nn.Linear(4, 2)
+optimizer_of_other = torch.optim.SGD(other.parameters(), lr=0.1)
+
+def measured(out, y):
+    weight = 1.0
+    for name in ("a", "b"):
+        print(name)
+        print(weight)
+        weight = weight * 0.5
+    print("x")
+    print("y")
+    with torch.autocast("cuda", enabled=False):
+        total = nn.functional.mse_loss(out.float(), y)
+    total = total * weight
+    print("z")
+    return total
+
+for x, y in loader:
+    optimizer.zero_grad()
+    optimizer_of_other.zero_grad()
+    loss_a = measured(model(x), y)
+    loss_b = measured(other(x), y)
+    scaler.scale(loss_a).backward()
+    {backward}
+    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer_of_other)
+    scaler.step(optimizer)
+    scaler.step(optimizer_of_other)
+    scaler.update()
+"""
+    )
+    for backward, wrong in (("loss_b.backward()", True), ("scaler.scale(loss_b).backward()", False)):
+        found = {rule for rule, _, _ in both_ways(code.format(backward=backward), monkeypatch)}
+        assert ("AMP204" in found) is wrong

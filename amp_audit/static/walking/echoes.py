@@ -20,7 +20,18 @@ from amp_audit.state import State
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import names_in
-from amp_audit.static.walking.values import Condition, Func, Items, Literal, Region, Value, options
+from amp_audit.static.walking.values import (
+    Condition,
+    Func,
+    Items,
+    Literal,
+    Region,
+    Symbol,
+    Value,
+    key_of,
+    options,
+    short,
+)
 from amp_audit.static.walking.world import MADE_OF, Case, Place, World, is_data
 
 WORTH = 12
@@ -107,7 +118,7 @@ class _End:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A walk that was kept."""
+    """A walk that was kept. ``quiet``: it left the state as it was; ``bare``: and nothing of what it was given."""
 
     call: Call
     start: Start
@@ -115,6 +126,7 @@ class Echo:
     words: Set[str]
     ends: tuple[_End, ...]
     quiet: bool
+    bare: bool
 
     def is_alike(self, call: Call, world: World) -> bool:
         """Whether a call that leaves the state as it is differs in nothing but data, wherever it is: which gradients
@@ -123,10 +135,8 @@ class Echo:
         start = self.start
         return (
             world.state.regions == start.state.regions
-            and _all_alike(call.args, self.call.args)
-            and call.named.keys() == self.call.named.keys()
-            and _all_alike(call.named.values(), (self.call.named[name] for name in call.named))
-            and _are_alike(call.func.bound, self.call.func.bound)
+            and call.func.bound == self.call.func.bound
+            and (_given_same(call, self.call) or (self.bare and _given_alike(call, self.call)))
             and self._decides_alike(world)
             and self._reads_alike(start.heap, world.heap)
             and self._reads_alike(start.globals, world.globals)
@@ -136,9 +146,8 @@ class Echo:
         """Whether this call on this path would go as that one did."""
         start = self.start
         return (
-            call.args == self.call.args
+            _given_same(call, self.call)
             and call.func.bound == self.call.func.bound
-            and call.named == self.call.named
             and (world.state is start.state or world.state == start.state)
             and _recent(world) == start.recent
             and self._decides_alike(world)
@@ -168,7 +177,7 @@ class Echo:
                 continue
             spelled = name in self.words or not str(name).isidentifier()
             if self.quiet:
-                passed_over = not spelled or _is_data(one, two)
+                passed_over = not spelled or (_is_number(one) and _is_number(two))
             else:
                 read = spelled or not _LOOKS_AT_ALL.isdisjoint(self.words)
                 passed_over = not read and _is_passive(one) and _is_passive(two)
@@ -176,12 +185,13 @@ class Echo:
                 return False
         return True
 
-    def results(self, world: World) -> list[tuple[Value, World]]:
+    def results(self, call: Call, world: World) -> list[tuple[Value, World]]:
         """What the call gives on this path."""
         found = []
+        same = _given_same(call, self.call)
         for number, end in enumerate(self.ends):
             after = world if number == len(self.ends) - 1 else world.fork()
-            found.append((end.value, after))
+            found.append((end.value if same else _renamed(end.value, call), after))
         for end, (_, after) in zip(self.ends, found):
             self._go(end, after)
         return found
@@ -239,7 +249,9 @@ class Echoes:
             spoken = frozenset[str]().union(*map(self._spoken, through))
             quiet = all(_is_quiet(start, end) for end in whole)
             kept = self._kept.setdefault(_key_of_quiet(call) if quiet else _key(call), [])
-            kept.insert(0, Echo(call, start, cost, spoken, whole, quiet))
+            kept.insert(
+                0, Echo(call, start, cost, spoken, whole, quiet, quiet and all(_is_bare(call, end) for end in whole))
+            )
             del kept[MOST:]
 
     def _spoken(self, function: ir.Function) -> frozenset[str]:
@@ -327,20 +339,55 @@ def _is_quiet(start: Start, end: _End) -> bool:
     )
 
 
-def _is_data(*values: Value | None) -> bool:
-    return all(value is None or is_data(value) for value in values)
+def _is_bare(call: Call, end: _End) -> bool:
+    """Whether nothing is left of what the call was given, but data that it gives back."""
+    left = (value for key, value in end.heap.items() if key[1] != MADE_OF)
+    given = [value.key for value in (*call.args, *call.named.values()) if isinstance(value, Symbol)]
+    constant = all(isinstance(value, Literal) for value in (*left, *end.globals.values()))
+    return constant and _is_made_here(end.value, given)
 
 
-def _are_alike(one: Value | None, two: Value | None) -> bool:
-    if one == two:
-        return True
-    if isinstance(one, Literal) or isinstance(two, Literal) or one is None or two is None:
-        return False
-    return is_data(one) and is_data(two)
+def _is_made_here(value: Value, given: Sequence[str]) -> bool:
+    """Whether something is a constant or was computed, and is none of the things given, or a part of one."""
+    if isinstance(value, Items):
+        return all(_is_made_here(item, given) for item in value.items)
+    if isinstance(value, Symbol):
+        return not any(value.key == key or value.key.startswith((f"{key}.", f"{key}[")) for key in given)
+    return isinstance(value, Literal)
 
 
-def _all_alike(these: Iterable[Value], those: Iterable[Value]) -> bool:
-    return all(itertools.starmap(_are_alike, itertools.zip_longest(these, those)))
+def _renamed(value: Value, call: Call) -> Value:
+    """Data that a call gives, called after what this one is given."""
+    given = ",".join(map(key_of, (*call.args, *call.named.values())))
+    return _renamed_part(value, f"{key_of(call.func)}({given})")
+
+
+def _renamed_part(value: Value, key: str) -> Value:
+    if isinstance(value, Items):
+        return Items(tuple(_renamed_part(item, f"{key}[{number}]") for number, item in enumerate(value.items)))
+    return replace(value, key=short(key), text="") if isinstance(value, Symbol) else value
+
+
+def _given_same(one: Call, two: Call) -> bool:
+    return one.args == two.args and one.named == two.named
+
+
+def _given_alike(one: Call, two: Call) -> bool:
+    """Whether what differs among the arguments is data that nothing is told by."""
+    return (
+        len(one.args) == len(two.args)
+        and one.named.keys() == two.named.keys()
+        and all(map(_are_alike, one.args, two.args))
+        and all(_are_alike(value, two.named[name]) for name, value in one.named.items())
+    )
+
+
+def _are_alike(one: Value, two: Value) -> bool:
+    return one == two or (isinstance(one, Symbol) and isinstance(two, Symbol))
+
+
+def _is_number(value: Value | None) -> bool:
+    return value is None or (isinstance(value, Literal) and is_data(value))
 
 
 def _is_passive(value: Value | None) -> bool:

@@ -90,7 +90,7 @@ class Walker(Caller):
             return self._listened(call, at, world)
         self._burn()
         self._met(echo.cost, world.limits)
-        return echo.results(world)
+        return echo.results(call, world)
 
     def _listened(self, call: Call, at: int, world: World) -> Results:
         """Walk a call, and keep what it does and what that depends on."""
