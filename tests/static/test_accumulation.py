@@ -322,3 +322,42 @@ def main(model, loader, epochs):
 )
 def test_a_window_begins_with_the_first_round_and_ends_with_the_last(first: str, last: str, found: bool) -> None:
     assert ("AMP223" in ids(EPOCHS.format(first=first, last=last))) is found
+
+
+_KINDS = """
+    import sys
+
+    import torch
+    from torch import nn
+
+    kind = sys.argv[1]
+
+
+    def compare(out, y):
+        if y.numel() == 0:
+            return torch.tensor(0.0, requires_grad=True)
+        return nn.functional.mse_loss(out, y)
+
+
+    model = nn.Linear(4, 1).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(10):
+        for x, y in torch.load("data.pt"):
+            if kind == "one":
+                {one}
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    out = model(x)
+                loss = compare(out, y)
+            elif kind == "two":
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    out = model(x)
+                optimizer.zero_grad()
+                loss = compare(out, y)
+            loss.backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("one", "found"), [("optimizer.zero_grad()", False), ("pass", True)])
+def test_a_round_that_makes_no_loss_has_none_to_go_back_from(one: str, found: bool) -> None:
+    assert ("AMP223" in ids(_KINDS.format(one=one))) is found

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from amp_audit import events
 from amp_audit.hazards import Watch
+from amp_audit.records import replace
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_settings
@@ -22,6 +23,7 @@ from amp_audit.static.walking.flow import Flow
 from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.lineage import written
 from amp_audit.static.walking.liveness import Liveness, Lives
+from amp_audit.static.walking.rounds import losses
 from amp_audit.static.walking.values import (
     NONE,
     Condition,
@@ -31,6 +33,7 @@ from amp_audit.static.walking.values import (
     Literal,
     Method,
     Symbol,
+    Tensor,
     Value,
     key_of,
     short,
@@ -74,6 +77,7 @@ class Walker(Caller):
         self._liveness = liveness
         self._echoes = Echoes()
         self._begun: dict[Hashable, frozenset[tuple[str, bool]]] = {}
+        self._losses: dict[int, list[ir.Name]] = {}
 
     # Calls
 
@@ -338,6 +342,8 @@ class Walker(Caller):
                 repeated += known
             for each in current:
                 each.stamp, each.rounds = (*outer, number), (*each.rounds[:depth], each.trail)
+                if number:
+                    self._outlive(statement, each)
                 starts += begin(each)
             self._guards.append(0)
             self._outside.append(len(self._tests))
@@ -366,6 +372,17 @@ class Walker(Caller):
         for each in left:
             self.boundaries.waits(statement, True, each)
         flow.fall += merge(left)
+
+    def _outlive(self, loop: ir.For | ir.While, world: World) -> None:
+        """Of a loss that a round makes anew, nothing is known in a round that has not made it."""
+        if id(loop) not in self._losses:
+            self._losses[id(loop)] = losses(loop)
+        for name in self._losses[id(loop)]:
+            value = self.lookup(name.id, world)
+            if isinstance(value, Tensor):
+                self.bind(name, replace(value, doubt=True), world)
+            elif isinstance(value, Symbol):
+                self.bind(name, Tensor(doubt=True), world)
 
     def _not_yet_begun(self, loop: ir.For | ir.While, worlds: list[World]) -> tuple[list[World], list[World]]:
         """The worlds from which no later round of a loop was walked yet, and the others: what can tell them from those
