@@ -578,3 +578,45 @@ class Trainer:
 """
     assert ids(source) == set()
     assert ids(source.replace("self.step(batch)", "self.step(self.optimizer)")) >= {"AMP303"}
+
+
+CRITERION = """
+import torch
+from torch import nn
+
+class GANLoss(nn.Module):
+    pass
+
+class Trainer:
+    def __init__(self):
+        self.criterion = GANLoss()
+        self.optimizer_G = torch.optim.Adam(self.G.parameters())
+        self.optimizer_D = torch.optim.Adam(self.D.parameters())
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def step(self):
+        loss_G = self.criterion(self.D(self.fake), True)
+        self.scaler.scale(loss_G).backward()
+        self.scaler.step(self.optimizer_G)
+        {first}
+        loss_D = self.criterion({guess}, True)
+        self.scaler.scale(loss_D).backward()
+        {then}
+        self.scaler.step(self.optimizer_D)
+        self.scaler.update()
+"""
+CLEAR = "self.optimizer_D.zero_grad()"
+
+
+@pytest.mark.parametrize(
+    ("first", "guess", "then", "expected"),
+    [
+        (CLEAR, "self.guess", "pass", set()),
+        (CLEAR, "self.D(self.real)", "pass", set()),
+        ("pass", "self.D(self.real)", CLEAR, {"AMP212"}),
+    ],
+)
+def test_a_criterion_leads_back_to_where_its_inputs_come_from(
+    first: str, guess: str, then: str, expected: set[str]
+) -> None:
+    assert ids(CRITERION.format(first=first, guess=guess, then=then)) & {"AMP212"} == expected

@@ -250,6 +250,8 @@ class Contexts(Exchanges):
             return Tensor()
         parts = with_children(model.id, world)
         own = frozenset(part for part in parts if world.heap.get((part, FROZEN)) != Literal.of(True))
+        if not fed and _is_loss(model) and any(isinstance(item, Symbol) for item in (*args, *named.values())):
+            own = frozenset()  # it leads back to what its inputs come from, and that is not seen
         inner = given.dtype if isinstance(given, Tensor) else None
         words = model.cls.cls.words if model.cls is not None else frozenset[str]()
         told = [item.text for item in (*args, *named.values()) if isinstance(item, Symbol)]
@@ -260,7 +262,7 @@ class Contexts(Exchanges):
 
     def _runs(self, model: Instance, world: World) -> frozenset[str]:
         """Where a model runs. What is called a loss has no weights to cast, so where it runs says nothing."""
-        if model.cls is not None and _LOSS.search(model.cls.cls.name):
+        if _is_loss(model):
             return frozenset()
         if world.veiled or self.walker.heat.models_cast:
             return frozenset({"unknown"})
@@ -311,6 +313,10 @@ def _told_of(fed: list[Tensor]) -> Tensor:
     """What is computed without gradients: all that may last is the scale of what the gradients themselves gave."""
     doubt = any(tensor.doubt and tensor.cut for tensor in fed)
     return Tensor(doubt=doubt, cut=doubt)
+
+
+def _is_loss(model: Instance) -> bool:
+    return model.cls is not None and _LOSS.search(model.cls.cls.name) is not None
 
 
 def place_of(ran: frozenset[str]) -> str | None:
