@@ -14,8 +14,9 @@ from amp_audit import rulebook
 from amp_audit.static.binding.project import Project
 from amp_audit.static.source import lowering
 from amp_audit.static.walking import paths
+from amp_audit.static.walking.cases import MAX_CASES, Case, simplified
 from amp_audit.static.walking.values import Condition
-from amp_audit.static.walking.world import MAX_CASES, Case, World, simplified
+from amp_audit.static.walking.world import World
 from tests.static.walked import HEAD, ids, rules
 
 

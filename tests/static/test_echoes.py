@@ -227,7 +227,7 @@ def test_what_only_looks_on_is_walked_for_few_of_the_paths(monkeypatch: pytest.M
     )
     args = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
     code = HEAD + args + EVALUATE + loop + step
-    monkeypatch.setattr(Walker, "_burn", burn)
+    monkeypatch.setattr(Walker, "burn", burn)
     found = told(code)
     few, statements = statements, 0
     monkeypatch.setattr(Echoes, "find", lambda self, call, world: None)

@@ -97,7 +97,7 @@ def test_the_same_as_with_a_walk_for_each_method(count: int, walks: list[Any], m
 
 def test_what_would_be_walked_again_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry that has no fuel for its few paths has none for fewer: the outcome is that of walking it each time."""
-    monkeypatch.setattr(paths.walk, "FUEL", 6)
+    monkeypatch.setattr(paths, "FUEL", 6)
     monkeypatch.setattr(paths, "PLENTY", 1)
     done: list[Any] = []
     walked = paths._Surveyor._walked

@@ -346,7 +346,7 @@ def test_the_path_is_told_in_order() -> None:
 
 
 def test_too_many_paths_are_said_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_audit.static.walking.walk.FUEL", 5)
+    monkeypatch.setattr("amp_audit.static.walking.paths.FUEL", 5)
     module = lowering.lower("/project/main.py", in_loop(CLIP, STEP, UPDATE))
     _, notes = paths.find(Project([module], Path("/project")), rulebook.load())
     assert notes == ["/project/main.py: its own code has too many paths; it was not walked to the end"]

@@ -20,6 +20,7 @@ from amp_audit.state import State
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import names_in
+from amp_audit.static.walking.cases import ANY, Case
 from amp_audit.static.walking.values import (
     Condition,
     Func,
@@ -32,7 +33,7 @@ from amp_audit.static.walking.values import (
     options,
     short,
 )
-from amp_audit.static.walking.world import MADE_OF, Case, Place, World, is_data
+from amp_audit.static.walking.world import MADE_OF, Place, World, is_data
 
 WORTH = 12
 """Statements of a walk from which on it is kept: comparing two paths costs about as much as walking some."""
@@ -52,14 +53,14 @@ K = TypeVar("K")
 @dataclass(frozen=True, slots=True)
 class Call:
     """A function that is called with these arguments; ``site``: where, in which round, within how many tests;
-    ``regions``: within how many regions without gradients, and such as may be anything.
+    ``regions``: within how many without gradients, of inference mode, and of such as may be anything.
     """
 
     func: Func
     args: tuple[Value, ...]
     named: Mapping[str, Value]
     site: Hashable
-    regions: tuple[int, int]
+    regions: tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,8 @@ class Echo:
             differing.update(key for case in (*start.cases, *world.cases) for key, _ in case)
         if not differing:
             return True
+        if ANY in self.cost.asked:
+            return False
         if any(step.event.kind in _OF_ITERATIONS for end in self.ends for step in end.steps):
             return False
         subjects = {_subject(key) for key in differing}

@@ -359,7 +359,7 @@ class Library(Methods):
         """
         if not isinstance(device, Symbol) or _ACCELERATED.search(device.key) is None:
             return False
-        elsewhere = any(value is not ("cuda" in key) for key, value in world.flags.items() if _ASKED_DEVICE.search(key))
+        elsewhere = any(value is not ("cuda" in key) for key, value in world.all_decided() if _ASKED_DEVICE.search(key))
         return not elsewhere and not any(
             _SCALER_WORDS & module.words for module in self.walker.project.modules.values()
         )

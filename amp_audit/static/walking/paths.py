@@ -18,9 +18,9 @@ from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import definitions
-from amp_audit.static.walking import walk
 from amp_audit.static.walking.calls import parameter
 from amp_audit.static.walking.deciding import Deciding, deciding
+from amp_audit.static.walking.fuel import FUEL, LEAST_FUEL, PROJECT_FUEL, SCALER_FUEL, OutOfFuel
 from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.inits import Inits
 from amp_audit.static.walking.liveness import Liveness
@@ -28,7 +28,7 @@ from amp_audit.static.walking.means import Means, of_word
 from amp_audit.static.walking.reach import Reach, Start
 from amp_audit.static.walking.repeats import Companions, repeated
 from amp_audit.static.walking.values import Func, Instance, Literal, Value
-from amp_audit.static.walking.walk import OutOfFuel, Walker
+from amp_audit.static.walking.walk import Walker
 from amp_audit.static.walking.world import Frame, Limits, Place, World, melt, merge
 
 MAX_STARTS = 4
@@ -90,7 +90,7 @@ class Survey:
     entries: list[Entry] = field(default_factory=list)
     followed: set[tuple[str, int]] = field(default_factory=set)
     visits: Counter[tuple[str, int]] = field(default_factory=Counter)
-    fuel: int = walk.PROJECT_FUEL
+    fuel: int = PROJECT_FUEL
 
 
 def find(project: Project, book: Rulebook, asked: Set[str] | None = None) -> tuple[list[RawFinding], list[str]]:
@@ -136,7 +136,7 @@ class _Surveyor:
         self.heat = Heat(self.modules)
         self.watch: Watch[Place] = Watch(book, "static")
         programs = sum("GradScaler" in module.words for module in self.modules)
-        self.done = Survey(fuel=walk.PROJECT_FUEL + walk.SCALER_FUEL * programs)
+        self.done = Survey(fuel=PROJECT_FUEL + SCALER_FUEL * programs)
         self.repeated: dict[str, set[Companions]] = {}
         for module in self.modules:
             for name, companions in repeated(module):
@@ -312,10 +312,10 @@ class _Surveyor:
     def _fuel(self, last: _Attempt | None) -> int:
         """What an attempt may spend: the usual or, after one that found few paths and did not find nothing, several
         times that if the project has plenty."""
-        usual = min(walk.FUEL, max(walk.LEAST_FUEL, self.done.fuel))
+        usual = min(FUEL, max(LEAST_FUEL, self.done.fuel))
         if last is None or last.limits.widest > NARROW or last.blank():
             return usual
-        return max(usual, min(walk.FUEL * PLENTY, self.done.fuel // SHARE))
+        return max(usual, min(FUEL * PLENTY, self.done.fuel // SHARE))
 
     def _walked(
         self,
@@ -328,7 +328,7 @@ class _Surveyor:
     ) -> _Attempt:
         """Walk an entry and take in what was met, be it that the fuel was not enough."""
         walker = Walker(self.project, self.watch, self.heat, module.path, self.done.visits, self.liveness)
-        walker.fuel, walker.thrifty = fuel, fuel < walk.FUEL
+        walker.fuel, walker.thrifty = fuel, fuel < FUEL
         world = start()
         world.limits = limits
         try:

@@ -16,13 +16,12 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_settings
 from amp_audit.static.source.traverse import statements
 from amp_audit.static.walking.algebra import comparison, equality
-from amp_audit.static.walking.calls import Caller
-from amp_audit.static.walking.echoes import Call, Cost, Echoes, Start
 from amp_audit.static.walking.evaluate import Results
 from amp_audit.static.walking.flow import Flow
 from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.lineage import written
 from amp_audit.static.walking.liveness import Liveness, Lives
+from amp_audit.static.walking.repeater import Repeater
 from amp_audit.static.walking.rounds import losses
 from amp_audit.static.walking.values import (
     NONE,
@@ -39,28 +38,12 @@ from amp_audit.static.walking.values import (
     short,
     tag,
 )
-from amp_audit.static.walking.world import Limits, Place, World, merge, settle_volatile, split
-
-FUEL = 12_000
-"""Statements walked for one entry at one width."""
-
-PROJECT_FUEL = 300_000
-"""Statements walked for all entries of a project: about twenty seconds."""
-
-SCALER_FUEL = 8_000
-"""What each module that speaks of a GradScaler adds: a collection of training programs is one project, too."""
-
-LEAST_FUEL = 400
-"""Statements that an entry gets even where the project has none left."""
+from amp_audit.static.walking.world import Place, World, merge, settle_volatile, split
 
 _DEAD = "builtins.exit"
 
 
-class OutOfFuel(Exception):
-    """The paths of one entry are too many to walk; what was found so far stands."""
-
-
-class Walker(Caller):
+class Walker(Repeater):
     """Walks one entry of a project."""
 
     def __init__(
@@ -73,49 +56,9 @@ class Walker(Caller):
         liveness: Liveness,
     ) -> None:
         super().__init__(code, watch, heat, path, visits)
-        self.fuel = FUEL
         self._liveness = liveness
-        self._echoes = Echoes()
         self._begun: dict[Hashable, frozenset[tuple[str, bool]]] = {}
         self._losses: dict[int, list[ir.Name]] = {}
-
-    # Calls
-
-    def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
-        """Walk the body of a function, unless another path that came here alike has shown what it does."""
-        if self._yielding or "<" in func.function.qualname:  # the code around has a part in it
-            return super().follow(func, at, args, named, world)
-        frame = world.frame
-        around = (frame.module.path, id(frame.function), frame.calls, len(world.frames), tuple(self._guards))
-        regions = (world.no_grad, world.veiled)
-        call = Call(func, tuple(args), named, (at, world.stamp, len(world.rounds), around, regions), regions)
-        echo = self._echoes.find(call, world)
-        if echo is None:
-            return self._listened(call, at, world)
-        self._burn()
-        self._met(echo.cost, world.limits)
-        return echo.results(call, world)
-
-    def _listened(self, call: Call, at: int, world: World) -> Results:
-        """Walk a call, and keep what it does and what that depends on."""
-        limits, start = world.limits, Start.of(world)
-        fuel, cut, outer = self.fuel, limits.cut, (self.entered, limits.asked, self.unsteady)
-        self.entered, limits.asked, self.unsteady = Counter(), set(), False
-        results = super().follow(call.func, at, list(call.args), dict(call.named), world)
-        cost = Cost(fuel - self.fuel, limits.cut - cut, self.entered, limits.asked, self.unsteady)
-        self.entered, limits.asked, self.unsteady = outer
-        limits.cut = cut
-        self._met(cost, limits)
-        self._echoes.keep(call, start, cost, map(self.functions.__getitem__, cost.entered), results)
-        return results
-
-    def _met(self, cost: Cost, limits: Limits) -> None:
-        """What a walk of a call has met, this time or before."""
-        self.entered.update(cost.entered)
-        limits.cut += cost.cut
-        if limits.asked is not None:
-            limits.asked |= cost.asked
-        self.unsteady = self.unsteady or cost.unsteady
 
     # Statements
 
@@ -127,7 +70,7 @@ class Walker(Caller):
                 break
             step, handler = Flow(), _STATEMENTS.get(type(statement))
             for world in flow.fall:
-                self._burn()
+                self.burn()
                 world.frame.live = lives.before.get(id(statement))
                 if handler is not None:
                     handler(self, statement, world, step)
@@ -146,11 +89,6 @@ class Walker(Caller):
             return Lives()
         frame = worlds[0].frame
         return self._liveness.of(frame.module if frame.function is None else frame.function)
-
-    def _burn(self) -> None:
-        self.fuel -= 1
-        if self.fuel < 0:
-            raise OutOfFuel
 
     def _evaluate(self, statement: ir.Evaluate, world: World, flow: Flow) -> None:
         for value, after in self.eval(statement.value, world):

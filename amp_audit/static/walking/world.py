@@ -6,9 +6,7 @@ flag that governs several branches takes the same arm in all of them.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -18,9 +16,9 @@ from amp_audit.records import replace
 from amp_audit.state import State, join
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
+from amp_audit.static.walking.cases import ANY, Case, simplified, told
 from amp_audit.static.walking.deciding import Deciding
 from amp_audit.static.walking.values import (
-    MOST_KEPT,
     Condition,
     Func,
     Instance,
@@ -40,7 +38,6 @@ from amp_audit.static.walking.values import (
     is_there,
     key_of,
     label,
-    options,
     rounds_of,
     short,
 )
@@ -51,9 +48,6 @@ Place = tuple[str, int]
 
 MADE_OF = "#made_of"
 """The attribute that says what a value was made of. No path depends on it."""
-MAX_CASES = 8
-Case = frozenset[tuple[str, bool]]
-"""Conditions that were decided together."""
 
 _ALWAYS_TRUE = (
     Scaler,
@@ -263,6 +257,12 @@ class World:
             found = self._agreed(key)
         return None if found is None else found is not condition.negated
 
+    def all_decided(self) -> Iterator[tuple[str, bool]]:
+        """All conditions that were decided, for those who look through them."""
+        if self.limits.asked is not None:
+            self.limits.asked.add(ANY)
+        yield from self.flags.items()
+
     def decided_in_round(self) -> Iterator[str]:
         """The conditions that were decided for this round of the innermost loop alone."""
         found = [key for key in self.flags if key.endswith(f"@{self.stamp}")]
@@ -283,35 +283,6 @@ class World:
             if len(self.cases) == 1:
                 self.flags.update(self.cases[0])
                 self.cases = ()
-
-
-def told(key: str, decided: Mapping[str, bool]) -> bool | None:
-    """What decided conditions say of one: itself, None-ness and truth, and equality with other constants."""
-    found = decided.get(key)
-    if found is not None:
-        return found
-    if key.endswith(" is None"):
-        return False if decided.get(key.removesuffix(" is None")) else None
-    if decided.get(f"{key} is None"):
-        return False
-    subject, wanted = options(key)
-    return _among(subject, wanted, decided) if subject else None
-
-
-def _among(subject: str, wanted: frozenset[str], decided: Mapping[str, bool]) -> bool | None:
-    """Whether a value is one of some, by what has been decided of the values it is among, or is not."""
-    possible: frozenset[str] | None = None
-    excluded = frozenset[str]()
-    for name, value in decided.items():
-        other, values = options(name) if name.startswith(subject) else ("", frozenset())
-        if other == subject and value:
-            possible = values if possible is None else possible & values
-        elif other == subject:
-            excluded |= values
-    if possible is None:
-        return False if wanted <= excluded else None
-    left = possible - excluded
-    return True if left and left <= wanted else False if left.isdisjoint(wanted) else None
 
 
 def split(world: World, value: Value) -> list[tuple[bool, World]]:
@@ -364,36 +335,6 @@ def merge(worlds: Iterable[World]) -> list[World]:
     limits.cut += len(merged) - limits.width
     turns = itertools.zip_longest(*kept.values())
     return [world for turn in turns for world in turn if world is not None][: limits.width]
-
-
-def simplified(cases: set[Case]) -> tuple[Case, ...]:
-    """Cases that tell: two that differ in the truth of one condition only are one without it, and what is left open by
-    one of them, or has too many sides, is not known.
-    """
-    return _simplified(frozenset(cases))
-
-
-@functools.lru_cache(maxsize=MOST_KEPT)
-def _simplified(cases: frozenset[Case]) -> tuple[Case, ...]:
-    while pair := next(_opposed(cases), None):
-        case, item = pair
-        cases = (cases - {case, (case - {item}) | {(item[0], not item[1])}}) | {case - {item}}
-    return _ordered(cases) if len(cases) <= MAX_CASES and frozenset() not in cases else ()
-
-
-def _opposed(cases: frozenset[Case]) -> Iterator[tuple[Case, tuple[str, bool]]]:
-    """A case, and a condition in it whose other side stands in an otherwise equal one, which is as long. In which order
-    they are taken decides what is left, and is the same in every process.
-    """
-    sizes = Counter(map(len, cases))
-    for case in _ordered(case for case in cases if sizes[len(case)] > 1):
-        for item in sorted(case):
-            if (case - {item}) | {(item[0], not item[1])} in cases:
-                yield case, item
-
-
-def _ordered(cases: Iterable[Case]) -> tuple[Case, ...]:
-    return tuple(sorted(cases, key=sorted))
 
 
 def settle_volatile(worlds: list[World], before: frozenset[str]) -> list[World]:
@@ -470,8 +411,8 @@ def _joined(worlds: list[World]) -> list[World]:
     live = None if own.function is not None else _live(worlds, 0)
     _compare([world.globals for world in worlds], first.deciding.globals, telling, live, own.module.path)
     kept: dict[Hashable, World] = {}
-    for world, told in zip(worlds, telling):
-        same = kept.setdefault(tuple(told), world)
+    for world, outline in zip(worlds, telling):
+        same = kept.setdefault(tuple(outline), world)
         if same is not world:
             same.absorb(world)
     return list(kept.values())
@@ -501,8 +442,8 @@ def _compare(
             differing.update(first.keys() - other.keys())
     if live is not None:
         differing = {name for name in differing if _lives(name, live, path)}
-    for own, told in zip(names, telling) if differing else ():
-        told.append(_telling({name: own[name] for name in differing if name in own}, deciding))
+    for own, outlines in zip(names, telling) if differing else ():
+        outlines.append(_telling({name: own[name] for name in differing if name in own}, deciding))
 
 
 def _telling(
