@@ -599,7 +599,8 @@ class Trainer:
         self.scaler.scale(loss_G).backward()
         self.scaler.step(self.optimizer_G)
         {first}
-        loss_D = self.criterion({guess}, True)
+        with torch.autocast("cuda"):
+            loss_D = self.criterion({guess}, True)
         self.scaler.scale(loss_D).backward()
         {then}
         self.scaler.step(self.optimizer_D)
@@ -612,6 +613,7 @@ CLEAR = "self.optimizer_D.zero_grad()"
     ("first", "guess", "then", "expected"),
     [
         (CLEAR, "self.guess", "pass", set()),
+        (CLEAR, "self.nets['D'](self.real)", "pass", set()),
         (CLEAR, "self.D(self.real)", "pass", set()),
         ("pass", "self.D(self.real)", CLEAR, {"AMP212"}),
     ],

@@ -250,7 +250,8 @@ class Contexts(Exchanges):
             return Tensor()
         parts = with_children(model.id, world)
         own = frozenset(part for part in parts if world.heap.get((part, FROZEN)) != Literal.of(True))
-        if not fed and _is_loss(model) and any(isinstance(item, Symbol) for item in (*args, *named.values())):
+        unseen = any(isinstance(item, (Symbol, Tensor)) for item in (*args, *named.values()))
+        if unseen and _is_loss(model) and not any(item.owners for item in fed):
             own = frozenset()  # it leads back to what its inputs come from, and that is not seen
         inner = given.dtype if isinstance(given, Tensor) else None
         words = model.cls.cls.words if model.cls is not None else frozenset[str]()
