@@ -43,7 +43,9 @@ class Exchanges(Ducks):
         torch's. What makes them makes those that the code shows.
         """
         seen = isinstance(callee, External) and callee.dotted.startswith(_SEEN)
-        if seen or not results or not (args or named) or builds(callee, node):
+        if seen or not (args or named) or not any(isinstance(value, (Symbol, Items)) for value, _ in results):
+            return results
+        if builds(callee, node):
             return results
         values = [item for value in (*args, *named.values()) for item in inside(value)]
         handed = frozenset(kind for item in values if (kind := self._kind(item, results[0][1])))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-FUEL = 12_000
+FUEL = 10_000
 """Statements walked for one entry at one width."""
+
+EVENT = 2
+"""What an event of training costs beside its statement: the rules are held against each (measured)."""
 
 PROJECT_FUEL = 300_000
 """Statements walked for all entries of a project: about twenty seconds."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from amp_audit.events import Event
 from amp_audit.hazards import Watch
 from amp_audit.static.binding import project
 from amp_audit.static.walking.calls import Caller
 from amp_audit.static.walking.echoes import Call, Cost, Echoes, Start
 from amp_audit.static.walking.evaluate import Results
-from amp_audit.static.walking.fuel import FUEL, OutOfFuel
+from amp_audit.static.walking.fuel import EVENT, FUEL, OutOfFuel
 from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.values import Func, Value
 from amp_audit.static.walking.world import Limits, Place, World
@@ -31,6 +32,11 @@ class Repeater(Caller):
         self.fuel -= 1
         if self.fuel < 0:
             raise OutOfFuel
+
+    def emit(self, world: World, event: Event, at: int, path: str | None = None) -> None:
+        """Tell of an event, which costs fuel as well."""
+        super().emit(world, event, at, path)
+        self.fuel -= EVENT
 
     def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
         """Walk the body of a function, unless another path that came here alike has shown what it does."""
