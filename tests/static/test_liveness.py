@@ -184,13 +184,13 @@ def test_rounds_of_loops_in_loops_do_not_multiply(monkeypatch: pytest.MonkeyPatc
     """Six loops: sixty-four rounds, were each walked twice in each round of the one around it. What is left over from
     one round to the next is found all the same."""
     monkeypatch.setattr(paths, "WIDTHS", (64,))
-    monkeypatch.setattr(paths.walk, "FUEL", 200)
+    monkeypatch.setattr(paths, "FUEL", 400)
     rules, notes = found(nested(6))
     assert rules >= {"AMP202", "AMP223"} and notes == []
 
 
 def test_long_code_of_few_paths_gets_more_fuel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths.walk, "FUEL", 30)
+    monkeypatch.setattr(paths, "FUEL", 60)
     monkeypatch.setattr(paths, "PLENTY", 1)
     assert len(found(nested(3))[1]) == 1
     monkeypatch.setattr(paths, "PLENTY", 4)
