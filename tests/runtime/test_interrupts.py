@@ -183,16 +183,18 @@ def step():
     optimizer.zero_grad()
 
 
+def count(number, frame):
+    global caught
+    caught += 1
+
+
+signal.signal(signal.SIGINT, count)
 {begin}
 step()
 thread = threading.Thread(target=press)
 thread.start()
 while caught < 100:
-    try:
-        while True:
-            step()
-    except KeyboardInterrupt:
-        caught += 1
+    step()
 thread.join()
 """
 
