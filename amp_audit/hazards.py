@@ -158,6 +158,7 @@ def _spot(detector: Detector, trail: Trail[P], state: State) -> Trail[P] | None:
     outermost = state.regions[0].id if state.regions else None
     for step in trail.back():
         same = wanted.scaler is None or step.event.scaler in (None, wanted.scaler)
+        same &= wanted.optimizer is None or step.event.optimizer in (None, wanted.optimizer)
         if step.event.kind is Kind.REGION_ENTER and outermost is not None:
             same = step.event.region == outermost
         if same and detector.at in words(step.event):

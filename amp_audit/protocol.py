@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from amp_audit import gradients
+from amp_audit import gradients, strangers
 from amp_audit.events import Event, Id, Kind, Via
 from amp_audit.gradients import Gradients
 from amp_audit.records import replace
@@ -251,6 +251,7 @@ def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
     if event.ran is not None:
         for owner in event.owners or ():
             state = replace(state, trained=put(state.trained, owner, event.ran))
+    state = strangers.after_backward(state, event)
     return change(state, owners, lambda held: gradients.added(held, event, assumed))
 
 
@@ -288,11 +289,12 @@ def _unscale(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed), phase=_phase(state, event), left=_left(state, event))
     _doubt_unscaled(state, event, facts)
+    facts.update(strangers.told(state, event))
     facts["shared"] = _shared(state, event)
     facts["raises"] = facts["phase"] in ("unscaled", "stepped") or _never_scaled(state, event)
     if facts["phase"] in ("unscaled", "stepped"):
         return state  # torch raises before it touches anything
-    done = change(state, owners, gradients.divided_by_scale)
+    done = strangers.put_in(change(state, owners, gradients.divided_by_scale), event, "unscaled")
     return _checked(done, event, "unscaled", facts)
 
 
@@ -343,6 +345,8 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
         facts.update(phase=_phase(state, event), left=_left(state, event))
         facts["blind"] = state.blind and facts["phase"] in ("ready", "unknown")
         _doubt_unscaled(state, event, facts)
+    facts.update(strangers.told(state, event))
+    if event.via is Via.SCALER:
         facts["shared"] = facts["phase"] == "ready" and _shared(state, event)
         without = facts["gradients"] == "none" and not assumed
         facts["raises"] = facts["phase"] == "stepped" or without or _never_scaled(state, event)
@@ -350,8 +354,10 @@ def _step(state: State, event: Event, facts: dict[str, object]) -> State:
             return state  # torch raises before it touches anything
     state = _weights_changed(state, owners if not assumed else None, "step")
     spent = replace(
-        change(state, owners, gradients.spent), unknown_stepped=state.unknown_stepped or _is_unknown(state, event)
+        change(state, owners, gradients.spent),
+        unknown_stepped=state.unknown_stepped or strangers.is_stranger(state, event),
     )
+    spent = strangers.put_in(spent, event, "stepped")
     if event.via is not Via.SCALER:
         phases = [value for key, value in state.phases if isinstance(key, tuple) and key[1] == event.optimizer]
         facts["phase"] = phases[0] if len(phases) == 1 else None
@@ -367,7 +373,7 @@ def _framework_step(state: State, event: Event) -> State:
     """A step that goes through a scaler out of sight: of the gradients it only says that they are used."""
     owners, assumed = concerned(state, event)
     changed = _weights_changed(state, None if assumed else owners, "step")
-    used = changed if assumed else change(changed, owners, gradients.spent)
+    used = strangers.put_in(changed if assumed else change(changed, owners, gradients.spent), event, "stepped")
     scalers = {key[0] for key, _ in used.phases if isinstance(key, tuple) and key[1] == event.optimizer}
     phases = tuple((key, "unknown" if _of_any(key, scalers) else phase) for key, phase in used.phases)
     known = tuple((key, replace(s, round="unknown", whole=False) if key in scalers else s) for key, s in used.scalers)
@@ -382,12 +388,8 @@ def _is_another(state: State, event: Event) -> bool:
     """Whether an optimizer of which nothing is known steps, where a scaler has stepped others: it may have parameters
     of its own, whose gradients none of them has used.
     """
-    return _is_unknown(state, event) and bool(state.stepped_by) and get(state.stepped_by, event.optimizer) is None
-
-
-def _is_unknown(state: State, event: Event) -> bool:
-    """Whether it is an optimizer of nobody knows whose parameters."""
-    return not event.owners and event.optimizer is not None and get(state.links, event.optimizer) is None
+    stranger = strangers.is_stranger(state, event)
+    return stranger and bool(state.stepped_by) and get(state.stepped_by, event.optimizer) is None
 
 
 def _same_site(state: State, one: Id, two: Id | None) -> bool:
@@ -407,6 +409,7 @@ def _update(state: State, event: Event, facts: dict[str, object]) -> State:
     scalers = put(state.scalers, event.scaler, replace(scaler, round="open", used=False))
     reads = tuple((key, "stale" if _of(key, event.scaler) else value) for key, value in state.reads)
     updated = replace(state, phases=phases, left=left, scalers=scalers, reads=reads)
+    updated = strangers.after_update(updated, event.scaler)
     return change(updated, pending, lambda held: replace(held, rescaled=True))
 
 
@@ -422,13 +425,15 @@ def _of(key: Id, scaler: Id | None) -> bool:
 def _zero_grad(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed))
+    dropped = event.given and any(phase == "unscaled" for _, phase in state.phases)
+    wasted = any(held.waiting for held in _held(state, owners)) and not dropped
+    state = strangers.put_in(state, event, "wasted" if wasted else "empty")
     if assumed and len(owners) > 1:
         # Whose gradients went is unknown, so nothing may be concluded from what is left.
         return change(state, owners, lambda held: Gradients("unknown", assumed=True))
 
     facts.update(wasted=gradients.wasted(_held(state, owners), event), mixed=_is_mixed(state))
     gone = change(state, owners, lambda held: gradients.cleared(held, event))
-    dropped = event.given and any(phase == "unscaled" for _, phase in state.phases)
     return change(gone, owners, lambda held: replace(held, cleared=False)) if dropped else gone
 
 
@@ -441,7 +446,7 @@ def _touch(state: State, event: Event, facts: dict[str, object]) -> State:
 def _clip(state: State, event: Event, facts: dict[str, object]) -> State:
     owners, assumed = concerned(state, event)
     facts.update(describe(state, owners, assumed), mixed=_is_mixed(state))
-    if not event.owners and state.unknown_stepped:
+    if state.unknown_stepped and (not event.owners or strangers.others_wait(state)):
         facts["consumed"] = "unknown"  # of several optimizers, it need not be the one that has stepped
     seen = [owner for owner in owners if get(state.owners, owner) is not None]
     clipped = change(state, seen, lambda held: replace(held, clipped=held.value == "none"))
@@ -470,7 +475,7 @@ def _grad_write(state: State, event: Event, facts: dict[str, object]) -> State:
             return Gradients("unknown", assumed=held.assumed)
         return held if held.value in plain else replace(held, value="unknown")
 
-    return change(state, owners, written)
+    return change(strangers.after_write(state), owners, written)
 
 
 def _autograd_grad(state: State, event: Event, facts: dict[str, object]) -> State:

@@ -63,6 +63,7 @@ class State:
     parts: Table[tuple[Id, ...]] = ()  # optimizer -> models of which it has some parameters
     scalers: Table[Scaler] = ()
     stepped_by: Table[Id] = ()  # optimizer -> the scaler that last stepped it
+    strangers: Table[str] = ()  # optimizers of nobody knows whose parameters -> what they are in (strangers.py)
     unknown_stepped: bool = False  # whether an optimizer of nobody knows whose parameters has stepped
     stepped: tuple[tuple[Id, ...], bool] | None = None  # by a scaler in this iteration: in which loops, and if skipped
     trained: Table[str] = ()  # owner -> where it ran for its last backward: inside | outside a region
@@ -101,6 +102,7 @@ def join(one: State, two: State) -> State:
         parts=tuple(pair for pair in one.parts if pair in two.parts),
         scalers=_join(one.scalers, two.scalers, lambda a, b: a if a == b else Scaler(a.site), Scaler()),
         stepped_by=tuple(pair for pair in one.stepped_by if pair in two.stepped_by),
+        strangers=tuple(pair for pair in one.strangers if pair in two.strangers),
         unknown_stepped=one.unknown_stepped or two.unknown_stepped,
         trained=tuple(pair for pair in one.trained if pair in two.trained),
         lowered=tuple(pair for pair in one.lowered if pair in two.lowered),
@@ -114,7 +116,7 @@ def join(one: State, two: State) -> State:
 
 def blur(state: State, owners: Iterable[Id]) -> State:
     """The state when something happened to a part of what these owners stand for."""
-    return change(state, tuple(owners), lambda held: Gradients("unknown"))
+    return replace(change(state, tuple(owners), lambda held: Gradients("unknown")), strangers=())
 
 
 def forget(state: State) -> State:
@@ -129,6 +131,7 @@ def forget(state: State) -> State:
         reads=(),
         scalers=tuple((key, replace(scaler, round="unknown", whole=False)) for key, scaler in state.scalers),
         stepped_by=(),
+        strangers=(),
         blind=False,
     )
 

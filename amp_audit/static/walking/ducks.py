@@ -11,6 +11,7 @@ from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_scheduler
 from amp_audit.static.source.traverse import last_word
+from amp_audit.static.walking.hot import STEPPED
 from amp_audit.static.walking.values import (
     Func,
     Symbol,
@@ -86,7 +87,7 @@ class Ducks:
         if is_scheduler(tail(symbol)) and "zero_grad" not in used:  # whatever made it may have made an optimizer too
             return False
         named = bool(OPTIMIZER_NAME.search(tail(symbol)))
-        return symbol.key in self.stepped or ("step" in used and "zero_grad" in used) or named
+        return symbol.key in self.stepped or ("zero_grad" in used and not used.isdisjoint(("step", STEPPED))) or named
 
     def is_model(self, symbol: Symbol, world: World) -> bool:
         handed = symbol.param and symbol.key.endswith(")")  # itself, not something in it

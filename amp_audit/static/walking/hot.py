@@ -508,12 +508,18 @@ def _is_self(node: ir.Expr) -> bool:
     return isinstance(node, ir.Name) and node.id in ("self", "cls")
 
 
+STEPPED = "_stepped"
+"""Stands among the methods called on a name that is handed to a ``step`` or an ``unscale_``."""
+
+
 def methods_by_name(module: ir.Module) -> Mapping[str, frozenset[str]]:
     """By dotted name (``self.scaler``): the methods that the code of a module calls on it."""
     found: dict[str, set[str]] = {}
     for node in parts(module.body, into=True):
         if isinstance(node, ir.Call) and isinstance(node.func, ir.Attr):
             found.setdefault(dotted(node.func.base), set()).add(node.func.name)
+            if node.func.name in ("step", "unscale_") and node.args:
+                found.setdefault(dotted(node.args[0].value), set()).add(STEPPED)
     return {name: frozenset(methods) for name, methods in found.items() if name}
 
 

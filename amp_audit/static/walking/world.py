@@ -192,6 +192,7 @@ class World:
             state.whole,
             state.parts,
             state.reads,
+            state.strangers,
             state.unknown_stepped,
             state.stepped,
             state.trained,
