@@ -11,6 +11,7 @@ import re
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule
@@ -64,31 +65,72 @@ class _Part:
     sure: bool = False
 
 
-@dataclass(slots=True)
 class _Survey:
-    parts: dict[str, _Part]
-    imports: dict[str, set[str]]
-    importers: dict[str, set[str]]
+    """What the modules of a project have to do with checkpoints, each read when it is asked about. It lives as long as
+    the project and does not hold it."""
+
+    def __init__(self, origins: Origins) -> None:
+        self._origins = weakref.ref(origins)
+        self._parts: dict[str, _Part] = {}
+
+    @property
+    def origins(self) -> Origins:
+        found = self._origins()
+        assert found is not None
+        return found
+
+    @property
+    def project(self) -> Project:
+        return self.origins.project
+
+    def part(self, path: str) -> _Part:
+        """What one module has to do with them."""
+        found = self._parts.get(path)
+        if found is None:
+            reader = _Reader(self.project.modules[path], self.project, self.origins, self._scalers)
+            found = self._parts[path] = reader.part()
+        return found
+
+    @cached_property
+    def _scalers(self) -> frozenset[str]:
+        return frozenset(name for module in self.project.modules.values() for name in _names_of_scalers(module))
+
+    @cached_property
+    def imports(self) -> dict[str, set[str]]:
+        """By module, those that hold what it imports by name."""
+        return {
+            module.path: {owner.path for owner, _ in _imported_things(module, self.project)} - {module.path}
+            for module in self.project.modules.values()
+        }
+
+    @cached_property
+    def importers(self) -> dict[str, set[str]]:
+        """By module, those that import something of it by name."""
+        found: dict[str, set[str]] = {}
+        for path, targets in self.imports.items():
+            for target in targets:
+                found.setdefault(target, set()).add(path)
+        return found
 
     def family(self, path: str) -> set[str]:
         """The modules that a program with this one in it may consist of: those that import it, and what they import."""
         return _closure(_closure({path}, self.importers), self.imports)
 
 
-_SURVEYS: weakref.WeakKeyDictionary[Project, _Survey] = weakref.WeakKeyDictionary()
+_SURVEYS: weakref.WeakKeyDictionary[Origins, _Survey] = weakref.WeakKeyDictionary()
 
 
 def scaler_left_out(
     rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
 ) -> Iterator[RawFinding]:
     """AMP701: an optimizer's state is written without the scaler's, in a program that scales its loss."""
-    survey = _SURVEYS.get(project)
+    survey = _SURVEYS.get(origins)
     if survey is None:
-        survey = _SURVEYS[project] = _survey(project, origins)
-    own = survey.parts[module.path]
+        survey = _SURVEYS[origins] = _Survey(origins)
+    own = survey.part(module.path)
     if not own.checkpoints:
         return
-    parts = {path: survey.parts[path] for path in survey.family(module.path)}
+    parts = {path: survey.part(path) for path in survey.family(module.path)}
     if any(part.apart for part in parts.values()):
         return
     scaling = _scaling(module, survey, project)
@@ -107,13 +149,13 @@ def _scaling(module: ir.Module, survey: _Survey, project: Project) -> dict[str, 
     A library that can scale does not do it for everyone who imports another thing of it.
     """
     near = _closure({module.path}, survey.importers)
-    found = {path: survey.parts[path] for path in near}
+    found = {path: survey.part(path) for path in near}
     for path in near:
         if path.endswith("__init__.py"):
             continue  # it hands on what does not belong together
         for owner, words in _imported_things(project.modules[path], project):
             if not words.isdisjoint(_SCALING):
-                found[owner.path] = survey.parts[owner.path]
+                found[owner.path] = survey.part(owner.path)
     return {path: part for path, part in found.items() if part.scaler is not None}
 
 
@@ -155,20 +197,6 @@ def _closure(paths: set[str], edges: dict[str, set[str]]) -> set[str]:
                 found.add(path)
                 queue.append(path)
     return found
-
-
-def _survey(project: Project, origins: Origins) -> _Survey:
-    scalers = frozenset(name for module in project.modules.values() for name in _names_of_scalers(module))
-    parts = {module.path: _Reader(module, project, origins, scalers).part() for module in project.modules.values()}
-    imports = {
-        module.path: {owner.path for owner, _ in _imported_things(module, project)} - {module.path}
-        for module in project.modules.values()
-    }
-    importers: dict[str, set[str]] = {}
-    for path, targets in imports.items():
-        for target in targets:
-            importers.setdefault(target, set()).add(path)
-    return _Survey(parts, imports, importers)
 
 
 def _names_of_scalers(module: ir.Module) -> Iterator[str]:

@@ -66,6 +66,8 @@ _MAKES_OPTIMIZER = re.compile(r"optim|^Adam|^SGD", re.IGNORECASE)
 _SCALER = re.compile(r"scaler", re.IGNORECASE)
 _KEEPING = re.compile(r"(^|_)(keep|retain|preserve|reuse)", re.IGNORECASE)
 _OF_SCALERS = frozenset({"step", "update", "scale"})
+_ALARMING = CALLED | MENTIONED | _HANDED | {"step", "parameters", "grad", "requires_grad", "requires_grad_"}
+"""Words of which hot code has one, unless it has something to do with a scaler."""
 _LOGGER = re.compile(r"_?log(ger|ging)?", re.IGNORECASE)
 
 
@@ -120,25 +122,15 @@ class Heat:
         modules = list(modules)
         functions = [found for module in modules for found, _ in definitions(module.body)]
         self._libraries = _libraries(modules)
-        spoken = {id(function): vocabulary(function, self._libraries) for function in functions}
         self.aliases = aliases(modules, CALLED | MENTIONED)
-        names = self.aliases
-        waiting = functions
+        self._words = {id(function): _words(function) for function in functions}
+        self._spoken: dict[int, Vocabulary] = {}
         self._scalers = _names_of_scalers(modules)
-        self._itself = {id(function) for function in functions if self._is_hot(spoken[id(function)])}
-        warm = [f for f in waiting if id(f) in self._itself or not names.isdisjoint(spoken[id(f)].words)]
-        self._hot: set[int] = set()
-        reached = {id(function): _reached(function, spoken[id(function)]) for function in functions}
-        while warm:
-            self._hot |= {id(f) for f in warm}
-            waiting = [f for f in waiting if id(f) not in self._hot]
-            fresh = frozenset().union(*map(_called_by, warm))
-            names |= fresh
-            warm = [f for f in waiting if not fresh.isdisjoint(reached[id(f)])]
-        self._names = names
+        self._itself = {id(function) for function in functions if self._makes(function)}
+        self._hot = self._reaching(functions)
         self.models_cast = any(f.name == "forward" and _casts(f) for f in functions)
-        self._calm = {id(f) for f in functions if id(f) in self._hot and not _makes_events(spoken[id(f)])}
-        self._spectators = {id(f) for f in functions if id(f) not in self._hot and spoken[id(f)].looks_on()}
+        self._calm = {id(f) for f in functions if id(f) in self._hot and not _makes_events(self._vocabulary(f))}
+        self._spectators = {id(f) for f in functions if id(f) not in self._hot and self._looks_on(f)}
         self._hot |= self._spectators
         self._calm |= self._spectators
         self._memo: dict[int, _Judged] = {}
@@ -157,6 +149,50 @@ class Heat:
             for body in (module.body, *(node.body for node in module.body if isinstance(node, ir.Class)))
             for found in dispatched(body)
         )
+
+    def _vocabulary(self, function: ir.Function) -> Vocabulary:
+        """That of a function, of which most are never asked: their words alone say that they do nothing."""
+        found = self._spoken.get(id(function))
+        if found is None:
+            found = self._spoken[id(function)] = vocabulary(function, self._libraries)
+        return found
+
+    def _makes(self, function: ir.Function) -> bool:
+        """Whether a function is hot whatever the others are."""
+        return _may_be_hot(self._words[id(function)], self._scalers) and self._is_hot(self._vocabulary(function))
+
+    def _looks_on(self, function: ir.Function) -> bool:
+        return "eval" in self._words[id(function)] and self._vocabulary(function).looks_on()
+
+    def _says(self, function: ir.Function, names: frozenset[str]) -> bool:
+        """Whether a function names one of these."""
+        if names.isdisjoint(self._words[id(function)]):
+            return False
+        return not names.isdisjoint(self._vocabulary(function).words)
+
+    def _reaching(self, functions: Sequence[ir.Function]) -> set[int]:
+        """The functions that are hot by themselves, and all that come to them by names."""
+        names = self.aliases
+        warm = [f for f in functions if id(f) in self._itself or self._says(f, names)]
+        waiting = functions
+        reached: dict[int, frozenset[str]] = {}
+        hot: set[int] = set()
+        while warm:
+            hot |= {id(f) for f in warm}
+            waiting = [f for f in waiting if id(f) not in hot]
+            fresh = frozenset().union(*map(_called_by, warm))
+            names |= fresh
+            words = frozenset(name.removeprefix(".") for name in fresh)
+            warm = []
+            for function in waiting:
+                if words.isdisjoint(self._words[id(function)]):
+                    continue
+                if id(function) not in reached:
+                    reached[id(function)] = _reached(function, self._vocabulary(function))
+                if not fresh.isdisjoint(reached[id(function)]):
+                    warm.append(function)
+        self._names = names
+        return hot
 
     def methods(self, module: ir.Module) -> Mapping[str, frozenset[str]]:
         """By dotted name: the methods that a module's code calls on it."""
@@ -267,6 +303,25 @@ class Heat:
             known = _Judged(statement, hot, _leaves(statement), not _HALVES.isdisjoint(spoken.words))
             self._memo[id(statement)] = known
         return known
+
+
+def _may_be_hot(words: frozenset[str], scalers: frozenset[str]) -> bool:
+    """Whether code with these words, whatever it does with them, may be hot: what ``Vocabulary.is_hot`` asks for, less
+    exactly, so that most code needs no vocabulary."""
+    if not words.isdisjoint(_ALARMING):
+        return True
+    return not words.isdisjoint(_OF_SCALERS) and (not scalers.isdisjoint(words) or any(map(_SCALER.search, words)))
+
+
+def _words(function: ir.Function) -> frozenset[str]:
+    """The words of a function, those of its decorators, defaults and annotations among them."""
+    found: set[str] = set()
+    for part in (part for expression in expressions(function) for part in walk(expression)):
+        if isinstance(part, ir.Lambda):
+            found |= part.function.words
+        elif word := last_word(part):
+            found.add(word)
+    return function.words | found if found else function.words
 
 
 def shards(function: ir.Function) -> bool:

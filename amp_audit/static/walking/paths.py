@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from amp_audit import events
 from amp_audit.hazards import Happened, Hazard, Trail, Watch, bounds, give_way, standing
@@ -137,16 +138,21 @@ class _Surveyor:
         self.watch: Watch[Place] = Watch(book, "static")
         programs = sum("GradScaler" in module.words for module in self.modules)
         self.done = Survey(fuel=PROJECT_FUEL + SCALER_FUEL * programs)
-        self.repeated: dict[str, set[Companions]] = {}
-        for module in self.modules:
-            for name, companions in repeated(module):
-                self.repeated.setdefault(name, set()).add(companions)
         self.reach = Reach(project, self.heat, book)
         self.bases: dict[str, World] = {}
         self.inits = Inits()
         self.liveness = Liveness()
         self.known = _spoken_of(frozenset().union(*(module.words for module in self.modules)))
         self.known |= bounds(book, "static", project.newest.torch)
+
+    @cached_property
+    def repeated(self) -> dict[str, set[Companions]]:
+        """By method, what else loops call on its object; of interest where an entry goes backward, which few do."""
+        found: dict[str, set[Companions]] = {}
+        for module in self.modules:
+            for name, companions in repeated(module):
+                found.setdefault(name, set()).add(companions)
+        return found
 
     def survey(self, asked: Set[str] | None = None) -> Survey:
         """Walk the entries that may end in a hazard in the files asked for, then those that have a say in whether one
@@ -231,7 +237,7 @@ class _Surveyor:
                 func = Func(module, function, bound, {}, cls)
                 before = each.trail
                 ends = merge(_follow_blindly(walker, func, each))
-                looped = self._repeats(function, cls) and "backward" in walker.happened.words()
+                looped = "backward" in walker.happened.words() and self._repeats(function, cls)
                 steps = [] if looped else [step for end in ends for step in _whole_step(end, before)]
                 handed = any(_is_handed(step, func) for step in steps)
                 for end in ends if looped or steps else ():
