@@ -63,7 +63,8 @@ else:
 
     def _comparison(names):
         mine, other = ("".join(f"{of}.{name}, " for name in names) for of in ("self", "other"))
-        yield f"def __eq__(self, other):\n    if other.__class__ is not self.__class__:\n        return NotImplemented\n    return ({mine}) == ({other})"
+        yield "def __eq__(self, other):"
+        yield f"    return ({mine}) == ({other}) if other.__class__ is self.__class__ else NotImplemented"
         yield f"def __hash__(self):\n    return hash(({mine}))"
 
     @reprlib.recursive_repr()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from amp_audit import __version__, kept
 from amp_audit.events import Kind
 from amp_audit.model import Severity
+from amp_audit.records import record
 
 DETECTOR_KEYS: Mapping[str, frozenset[str]] = {
     "event": frozenset({"when", "at", "anywhere", "nowhere"}),
@@ -39,7 +40,7 @@ class RuleError(Exception):
     """A rule file that cannot be used; the message names the file and what is wrong in it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Detector:
     """One way to see a hazard. ``kind`` says which keys of ``options`` mean something (``DETECTOR_KEYS``)."""
 
@@ -58,7 +59,7 @@ class Detector:
         return all(facts.get(key) in values for key, values in self.when)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Example:
     """A test of its rule: code with a ``# AMPnnn`` comment on each line a person would want marked."""
 
@@ -69,7 +70,7 @@ class Example:
     subject: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Rule:
     id: str
     name: str
@@ -88,7 +89,7 @@ class Rule:
     references: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Rulebook:
     """All rules in force, by id."""
 

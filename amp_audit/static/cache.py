@@ -29,13 +29,14 @@ from amp_audit.model import (
     Subject,
     Verdict,
 )
+from amp_audit.records import record
 from amp_audit.static.source.layout import Layout, listing
 from amp_audit.static.source.sources import Unreadable, read_bytes
 
 MOST_ENTRIES = 256
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Entry:
     """What the check of a project gave: its findings, and how many files it read and skipped. Only one in which
     nothing ``failed`` is kept."""

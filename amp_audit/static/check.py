@@ -6,10 +6,11 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from amp_audit.model import Coverage, Finding
+from amp_audit.records import record
 from amp_audit.rulebook import Rulebook
 from amp_audit.static import cache
 from amp_audit.static.cache import Entry
@@ -23,7 +24,7 @@ _COLLECTED_AFTER = (1_000_000, 50, 100)
 """How many more objects there must be for Python to look for dead cycles among them, and how often among older ones."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CheckResult:
     """Findings before settings are applied, worst first, and what was read."""
 
@@ -31,7 +32,7 @@ class CheckResult:
     coverage: Coverage
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Options:
     """``excluded`` says which files of a folder to leave out. ``follow``: findings in files that the given ones
     import count too, as in the audit of a program. ``rules``: those in force, be it for each file (None: all).

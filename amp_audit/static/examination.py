@@ -125,7 +125,7 @@ class _Outcome:
     def _give_up(self, path: str, error: Unreadable) -> None:
         """A file that is no Python: it fails, unless nobody asked for it or nothing in it could matter."""
         asked = path in self.selection.checked
-        if path in self.selection.telling and (asked or self.options.follow):
+        if (asked or self.options.follow) and self.selection.telling(path):
             self._fail(path, error)
         elif asked:
             self.skipped += 1

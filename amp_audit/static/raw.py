@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from amp_audit.model import Confidence, Severity
+from amp_audit.records import record
 from amp_audit.rulebook import Rule
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RawStep:
     """A place that belongs to a finding: a step of the path, or a finding that gave way (``rule`` is its id then)."""
 
@@ -19,7 +20,7 @@ class RawStep:
     rule: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RawFinding:
     """A rule met at ordinal ``at`` of the module whose ``ir.Module.path`` is ``path``.
 

@@ -7,21 +7,21 @@ operators in their expressions, never into nested definitions.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from amp_audit.records import record
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import expressions, walk
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Imported:
     """``target`` as in ``ir.Import.bindings``: dotted, relative ones with their leading dots."""
 
     target: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Assigned:
     """``name = expr``; None where the value is not an expression of the source (a parameter, an unpacked item)."""
 
@@ -31,7 +31,7 @@ class Assigned:
 Source: TypeAlias = Imported | Assigned | ir.Function | ir.Class
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Bound:
     """One place that binds a name. ``branch`` is the chain of (statement, arm) it lies in; empty: always executed."""
 
@@ -39,7 +39,7 @@ class Bound:
     branch: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Names:
     """What a body binds, in order. ``stars`` are the targets of star imports, ``outer`` the names it declares
     global or nonlocal and so does not bind itself."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from amp_audit.records import record
 from amp_audit.static.binding.dicts import changed, spelled_out
 from amp_audit.static.binding.fields import Fields
 from amp_audit.static.binding.names import Assigned
@@ -28,7 +29,7 @@ _TESTS = frozenset(f"builtins.{name}" for name in ("bool", "isinstance", "hasatt
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "bool", "uint8"})
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Where:
     """From where an expression is read: its module, the function around it, the class whose methods these are."""
 
@@ -37,7 +38,7 @@ class Where:
     cls: ClassRef | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Origin:
     """An expression that a value may come from; None when it comes from outside (a parameter, an unpacked item).
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from amp_audit.records import record
 from amp_audit.static.binding.project import ClassRef, Project, Scope
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import definitions, dotted_text, expressions, last_word, statements, walk
@@ -17,7 +17,7 @@ _TRAINING = frozenset(
 _Key = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Site:
     """A call that builds a model: the class whose method it stands in, and whether what it builds is put in eval mode
     by code that trains nothing."""

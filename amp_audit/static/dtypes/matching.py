@@ -24,10 +24,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from amp_audit import policy
 from amp_audit.model import Confidence
+from amp_audit.records import record
 from amp_audit.rulebook import Detector, Rule, Rulebook, RuleError
 from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.record import Place, Record, Use
@@ -72,7 +72,7 @@ def validate(rule: Rule, detector: Detector) -> None:
         raise RuleError(f"{rule.id}: `at` of an `op` detector must be op, call, region, optimizer or restored")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Match:
     """``guessed``: it rests on what a model out of sight is taken to return. ``by``: what made the tensor low."""
 

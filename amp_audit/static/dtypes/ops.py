@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from amp_audit.records import replace
+from amp_audit.records import record, replace
 from amp_audit.static.dtypes import averages, surface, widening
 from amp_audit.static.dtypes.arguments import (
     Named,
@@ -55,7 +55,7 @@ DEFAULT = "<default dtype>"
 """The key under which ``casts`` holds the default dtype, where it is low."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Entry:
     """A region that is open: where it was entered, and under how many calls."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from amp_audit.model import Edit, Fix
+from amp_audit.records import record
 from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.binding.project import Project
 from amp_audit.static.findings import File
@@ -24,7 +24,7 @@ class Unfixable(Exception):
     """This place cannot be repaired by a rewrite that is surely meant. Caught where repairs are asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Space:
     """A body whose names belong together, and from where its names are seen."""
 

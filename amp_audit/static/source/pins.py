@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from amp_audit.records import record
 
 Release: TypeAlias = tuple[int, int]
 """Major and minor version."""
@@ -50,7 +51,7 @@ _INCLUDED = re.compile(r"^[ \t]*(?:-r|--requirement)[ \t=]*(?P<path>[^\s#]+)", r
 _SCRIPT = re.compile(r"^# /// script$(?P<body>(?:\n#(?: .*)?)*?)\n# ///$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Newest:
     """The newest release of a package that is allowed by a project; None where nothing bounds it from above: a lower
     bound alone lets the newest in.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from amp_audit.records import record
 
 
 class LoweringError(Exception):
@@ -14,7 +14,7 @@ class LoweringError(Exception):
         self.column = column
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Position:
     """A range of a source: lines and columns from 1, the end exclusive, columns in code points."""
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from amp_audit.records import record
 from amp_audit.rulebook import Rulebook
 from amp_audit.static.source.suppress import MARK
 
@@ -50,7 +50,7 @@ _ELSEWHERE = re.compile(rb"^[ \t]*(?:import|from)[ \t]+(?:paddle|mindspore|jitto
 _MARK = MARK.encode()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Screen:
     """The words that any of the rules in force may rest on.
 

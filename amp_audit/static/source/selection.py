@@ -15,10 +15,11 @@ import contextlib
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
 from functools import cached_property
 
+from amp_audit.records import record
 from amp_audit.static.source import pins
 from amp_audit.static.source.layout import Layout
 from amp_audit.static.source.screen import EVERYTHING, TRAINING, Screen
@@ -76,13 +77,12 @@ def _with_marker(folder: str, markers: Sequence[str]) -> str | None:
         folder = parent
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Selection:
     """The files of one project to lower, each with its bytes, in order.
 
     ``checked`` are those asked for that can matter, ``context`` those read for their sake, ``skipped`` the number of
-    files asked for that cannot matter, ``failed`` those that could not be read. ``telling`` are the files with a
-    trigger word: of these alone it matters when they are no Python. ``left_out``: not all context is there.
+    files asked for that cannot matter, ``failed`` those that could not be read. ``left_out``: not all context is there.
     ``layout``: where imports were looked for. ``looked_into``: what lay in files that were not asked for (None: they
     could not be read). ``declared``: the files in which the project declares what it needs.
     """
@@ -93,10 +93,11 @@ class Selection:
     layout: Layout
     skipped: int = 0
     failed: dict[str, Unreadable] = field(default_factory=dict)
-    telling: frozenset[str] = frozenset()
     left_out: bool = False
     looked_into: Mapping[str, bytes | None] = field(default_factory=dict)
     declared: Mapping[str, bytes] = field(default_factory=dict)
+    telling: Callable[[str], bool] = lambda path: True
+    """Whether a file has a trigger word: of these alone it matters when they are no Python."""
 
 
 def select(
@@ -144,10 +145,9 @@ class _Selector:
         beside.update((path, None) for path in self.failed if path not in failed)
         declared = self._declared()
         beside.update(declared)
-        telling = frozenset(path for path in (*checked, *context) if self._matters(self._key(path)))
         skipped = len(given) - len(checked)
         return Selection(
-            self.root, checked, context, self.layout, skipped, failed, telling, self.left_out, beside, declared
+            self.root, checked, context, self.layout, skipped, failed, self.left_out, beside, declared, self._tells
         )
 
     def _declared(self) -> dict[str, bytes]:
@@ -235,6 +235,9 @@ class _Selector:
                 queue.append(found)
         self._dead |= seen
         return False
+
+    def _tells(self, path: str) -> bool:
+        return self._matters(self._key(path))
 
     def _matters(self, path: str) -> bool:
         if path not in self._matched:

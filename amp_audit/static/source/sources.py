@@ -10,9 +10,11 @@ import sys
 import tokenize
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from io import BytesIO
 from pathlib import Path
+
+from amp_audit.records import record
 
 SUFFIXES = (".py", ".pyw", ".ipynb")
 CONFIG_SUFFIX = ".json"
@@ -37,7 +39,7 @@ class Unreadable(Exception):
         self.cell = cell
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Source:
     """The text of one file. For a notebook ``text`` joins its code cells and ``starts`` / ``cells`` say where from:
     the cell with index ``cells[i]`` among all cells begins at line ``starts[i]`` of the text. ``taken`` are the
@@ -68,7 +70,7 @@ class Source:
 # Finding files
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Gathered:
     """The files to check, in order, and where they were looked for.
 

@@ -13,8 +13,9 @@ import re
 import tokenize
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from amp_audit.records import record
 from amp_audit.rulebook import Rulebook
 
 MARK = "amp-audit:"
@@ -25,7 +26,7 @@ _NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.
 EXAMPLE = "write `# amp-audit: ignore[AMP202] reason`"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Directive:
     """One word of one suppression. ``rule`` is the id it stands for, None for a word that silences nothing at all;
     then ``problem`` says why.
@@ -57,7 +58,7 @@ def directives(text: str, book: Rulebook) -> list[Directive]:
     return list(_scoped(words, code))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Word:
     """A word as it was written; ``scope`` is what follows ``ignore``, None for what is no suppression at all."""
 
@@ -135,7 +136,7 @@ def _scan(text: str) -> tuple[list[tuple[int, int, str]], list[int]]:
     return comments, list(code)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Spot:
     """What a finding is to its suppressions: a rule on some lines of a file."""
 

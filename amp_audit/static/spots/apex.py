@@ -8,9 +8,9 @@ optimizer's next ``step`` do nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from amp_audit.model import Confidence
+from amp_audit.records import record
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.binding.project import Project
@@ -46,7 +46,7 @@ def order(
         yield from look.never_initialized(where, body)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Look:
     rule: Rule
     detector: Detector

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from amp_audit.records import record
 from amp_audit.static.binding.origins import Origin, Origins, Where
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import expressions, last_word, parts, statements, walk, words_in
@@ -20,7 +20,7 @@ _DEEPEST = 3
 """How many calls up a flag is followed that is handed from one function to the next."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Choice:
     """What a module picks its device from. ``others``: the kinds beside CUDA; empty where it picks none. ``minded``:
     whether it takes care elsewhere too that there may be no CUDA. ``given``: whether a region of it is one of a device

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from amp_audit.model import Confidence, Severity
+from amp_audit.records import record
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.static.binding.dicts import entries, is_dict
 from amp_audit.static.binding.origins import Origin, Origins, Where
@@ -34,7 +35,7 @@ _EVALUATION = ("validation", "test", "predict", "on_validation", "on_test", "on_
 # Lightning
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Precision:
     """In which precision the Trainers of a project train: ``known`` words (None: not given), and whether one is not a
     literal. ``clips``: whether one of them clips gradients itself."""
@@ -152,7 +153,7 @@ def double_scaling(
     yield from look.in_configs()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Look:
     rule: Rule
     detector: Detector

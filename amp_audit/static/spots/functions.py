@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from amp_audit.model import Confidence
+from amp_audit.records import record
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.static.binding.names import Assigned, Names
 from amp_audit.static.binding.origins import Origins
@@ -72,7 +72,7 @@ _LEARNED = re.compile(r"weight|bias|gamma|beta")
 """What a parameter of the model is called, where it is handed to a kernel."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Custom:
     """One such class: its methods by name, and the decorators of each that matter, by their last word."""
 

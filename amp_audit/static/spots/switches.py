@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from amp_audit.model import Confidence
+from amp_audit.records import record
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.static.binding.origins import Origin, Origins, Where
 from amp_audit.static.binding.project import Project, Scope
@@ -35,7 +35,7 @@ _TIES = re.compile(rf"scal|{_DTYPE.pattern}", re.I)
 _HALF = frozenset({"torch.float16", "torch.half"})
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Placed:
     """A scaler or a region that is built, with the tests that hold there."""
 
@@ -77,7 +77,7 @@ def scaling(call: ir.Call, name: str, where: Where, project: Project, origins: O
     return "tied"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Code:
     """A module, read for what it builds."""
 

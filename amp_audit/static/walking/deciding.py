@@ -9,8 +9,9 @@ switch, whatever they are given: it has no truth that is known before the run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from amp_audit.records import record
 from amp_audit.static.binding.names import collect
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import bodies, expressions, walk
@@ -27,7 +28,7 @@ Key = tuple[int, str]
 """A local name with the ``id`` of its function; or what kind of other name it is, with its spelling."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Deciding:
     """The names in whose truth, None-ness or equality two paths must agree to be one.
 
@@ -56,7 +57,7 @@ def deciding(modules: Iterable[ir.Module], heat: Heat) -> Deciding:
     return found.closed()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Scope:
     function: ir.Function
     bound: frozenset[str]
@@ -65,7 +66,7 @@ class _Scope:
 _Scopes = tuple[_Scope, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Passed:
     """The names whose known truth arguments may have theirs from."""
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import TypeVar
 
 from amp_audit.events import Kind
 from amp_audit.hazards import Trail
 from amp_audit.protocol import words
-from amp_audit.records import replace
+from amp_audit.records import record, replace
 from amp_audit.state import State
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
@@ -50,7 +49,7 @@ _OF_REGIONS = frozenset({Kind.REGION_ENTER, Kind.REGION_EXIT})
 K = TypeVar("K")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Call:
     """A function that is called with these arguments; ``site``: where, in which round, within how many tests;
     ``regions``: within how many without gradients, of inference mode, and of such as may be anything.
@@ -63,7 +62,7 @@ class Call:
     regions: tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Start:
     """A path where it comes to a call."""
 
@@ -92,7 +91,7 @@ class Start:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Cost:
     """What a walk of a call has cost, and met: functions that were ``entered``, conditions that were ``asked``."""
 
@@ -103,7 +102,7 @@ class Cost:
     unsteady: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _End:
     """One way a call went: what it gave, and what it left."""
 
@@ -117,7 +116,7 @@ class _End:
     left: tuple[Place, int] | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Echo:
     """A walk that was kept. ``quiet``: it left the state as it was; ``bare``: and nothing of what it was given."""
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from amp_audit.hazards import Happened, Hazard
+from amp_audit.records import record
 from amp_audit.static.walking.boundaries import Boundaries
 from amp_audit.static.walking.calls import as_then
 from amp_audit.static.walking.walk import Walker
 from amp_audit.static.walking.world import Limits, Place, World
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Kept:
     """``visits``: how often the walk came to functions of other files; ``limits``: how many may go through them."""
 

@@ -9,9 +9,10 @@ their own code reads; other modules, which take a script's names from its defini
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
+from amp_audit.records import record
 from amp_audit.static.binding.names import collect
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import children, expressions, parts, statements, walk
@@ -23,7 +24,7 @@ _ANYWHERE = frozenset({"locals", "globals", "vars", "eval", "exec"})
 """What reads names that are not spelled."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Lives:
     """The names that may be read later, by the ``id`` of the statement: from where it begins, from where it has ended,
     and, of a loop, from where a round begins. Where a statement is not among them, any may be.
@@ -93,7 +94,7 @@ def _mentioned(body: Sequence[ir.Stmt]) -> Iterator[str]:
             yield from _read(expression)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Around:
     """What is live where ``break`` and ``continue`` lead to, and what handlers and ``finally`` may read."""
 

@@ -6,8 +6,8 @@ import enum
 import functools
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from amp_audit.records import record
 from amp_audit.rulebook import Rulebook
 
 
@@ -96,7 +96,7 @@ def of_word(word: str) -> Means:
     return found | Means.SCALER if scaled else found
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Danger:
     """What one rule's event needs; ``mixed``: a region or a scaler as well."""
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from amp_audit import events
 from amp_audit.hazards import Happened, Hazard, Trail, Watch, bounds, give_way, standing
 from amp_audit.model import Confidence
-from amp_audit.records import replace
+from amp_audit.records import record, replace
 from amp_audit.rulebook import Rulebook
 from amp_audit.state import between_calls, forget
 from amp_audit.static.binding.project import ClassRef, Project
@@ -102,7 +102,7 @@ def find(project: Project, book: Rulebook, asked: Set[str] | None = None) -> tup
     return list(_findings(survey.entries)), [entry.note for entry in survey.entries if entry.note]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Attempt:
     """One walk of an entry; ``ends`` is None where the ``fuel`` was not enough."""
 

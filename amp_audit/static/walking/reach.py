@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Se
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from amp_audit.records import record
 from amp_audit.rulebook import Rulebook
 from amp_audit.static.binding.names import collect
 from amp_audit.static.binding.project import (
@@ -109,7 +110,7 @@ class _Met:
             self.waiting.append(node)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Code:
     """Expressions of a module with the class around them and the names that are bound there."""
 
