@@ -1,4 +1,4 @@
-"""What is kept from one run to the next: JSON documents with a checksum, in the user's own cache folder.
+"""What is kept from one run to the next: documents with a checksum, in the user's own cache folder.
 
 What lies in a checkout is not trusted. Documents are written beside and moved into place, so that processes do not meet
 half of one; one that cannot be read, for whatever reason, is not there, and where none can be written nothing happens.
@@ -9,11 +9,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
+import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-_SUFFIX = ".json"
+from amp_audit import __version__
+
+_SUFFIX = ".kept"
 
 
 def folder(kind: str) -> Path:
@@ -22,21 +27,39 @@ def folder(kind: str) -> Path:
     return Path(base) / "amp-audit" / kind
 
 
+@cache
+def state() -> str:
+    """What is kept depends on beside what it was made of: Python, and the code of amp-audit itself, for a checkout
+    changes without a new version."""
+    found = [__version__, sys.version]
+    for place, folders, names in os.walk(Path(__file__).resolve().parent):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            status = os.stat(os.path.join(place, name))
+            found.append(f"{place}/{name} {status.st_mtime_ns} {status.st_size}")
+    return digest("\n".join(sorted(found)).encode())
+
+
 def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=20).hexdigest()
 
 
 def load(where: Path, name: str) -> Any:
-    """The document of this name; None if it is not there or not whole."""
-    path = where / (name + _SUFFIX)
+    """The JSON document of this name; None if it is not there or not whole."""
+    data = load_bytes(where, name)
     try:
-        checksum, _, text = path.read_bytes().partition(b"\n")
-        if digest(text) != checksum.decode("ascii"):
-            return None
-        document = json.loads(text)
-    except (OSError, ValueError, RecursionError):
+        return json.loads(data) if data is not None else None
+    except (ValueError, RecursionError):
         return None
-    return document
+
+
+def load_bytes(where: Path, name: str) -> bytes | None:
+    """What was kept under this name; None if it is not there or not whole."""
+    try:
+        checksum, _, data = (where / (name + _SUFFIX)).read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    return data if digest(data).encode("ascii") == checksum else None
 
 
 def is_plain(document: Any) -> bool:
@@ -54,26 +77,36 @@ def use(where: Path, name: str) -> None:
 
 
 def store(where: Path, name: str, document: Any, most: int) -> None:
-    """Keep a document, and of all those there the ``most`` that were used last."""
+    """Keep a JSON document, and of all those there the ``most`` that were used last."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        store_bytes(where, name, json.dumps(document).encode("ascii"))
+        forget(where, most)
+
+
+def store_bytes(where: Path, name: str, data: bytes) -> None:
+    """Keep some bytes."""
     import tempfile
 
-    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-        text = json.dumps(document).encode("ascii")
+    with contextlib.suppress(OSError):
         where.mkdir(parents=True, exist_ok=True)
         handle, half = tempfile.mkstemp(dir=where, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(digest(text).encode("ascii") + b"\n" + text)
+                file.write(digest(data).encode("ascii") + b"\n" + data)
             os.replace(half, where / (name + _SUFFIX))
         except OSError:
             os.unlink(half)
             raise
-        _forget_old(where, most)
 
 
-def _forget_old(where: Path, most: int) -> None:
-    with os.scandir(where) as entries:
-        found = sorted((entry.stat().st_mtime_ns, entry.path) for entry in entries)
-    for _, path in found[:-most]:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+def forget(where: Path, most: int, most_bytes: float = math.inf) -> None:
+    """Of all that is kept there, forget what was used longest ago until no more than ``most`` documents are left, and
+    no more than ``most_bytes``."""
+    with contextlib.suppress(OSError), os.scandir(where) as entries:
+        states = [(entry.stat(), entry.path) for entry in entries if entry.is_file()]
+        size = 0
+        for number, (state, path) in enumerate(sorted(states, key=lambda each: -each[0].st_mtime_ns)):
+            size += state.st_size
+            if number >= most or size > most_bytes:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amp_audit import __version__, kept
+from amp_audit import kept
 from amp_audit.kept import digest
 from amp_audit.model import (
     Confidence,
@@ -90,22 +89,10 @@ def _digest_of(path: str) -> str:
 def key(root: str, data: Mapping[str, bytes], said: Sequence[str]) -> str:
     """The name of the entry for the check of these files; ``said`` is what else was asked for, as texts."""
     found = hashlib.blake2b(digest_size=20)
-    around = (__version__, _installed(), sys.version, os.getcwd(), root, *said)
+    around = (kept.state(), os.getcwd(), root, *said)
     for text in (*around, *(part for path, content in data.items() for part in (path, digest(content)))):
         found.update(text.encode("utf-8", "surrogateescape") + b"\0")
     return found.hexdigest()
-
-
-def _installed() -> str:
-    """What the code of amp-audit itself looks like: a checkout changes without a new version."""
-    here = Path(__file__).resolve().parents[1]
-    found = []
-    for place, folders, names in os.walk(here):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for name in names:
-            state = os.stat(os.path.join(place, name))
-            found.append(f"{place}/{name} {state.st_mtime_ns} {state.st_size}")
-    return digest("\n".join(sorted(found)).encode())
 
 
 def load(where: Path, name: str) -> Entry | None:

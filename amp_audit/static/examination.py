@@ -18,6 +18,7 @@ from amp_audit.static.findings import File, present, settle, unreadable
 from amp_audit.static.raw import RawFinding
 from amp_audit.static.source.layout import Layout
 from amp_audit.static.source.loading import lower_all
+from amp_audit.static.source.lowered import Shelf
 from amp_audit.static.source.pins import Newest, newest
 from amp_audit.static.source.position import LoweringError
 from amp_audit.static.source.selection import Selection
@@ -91,7 +92,7 @@ class _Outcome:
     def _files(self) -> Iterator[File]:
         """The files that could be lowered."""
         sources = [*self._sources(self.selection.checked), *self._sources(self.selection.context)]
-        lowered = lower_all(sources)
+        lowered = lower_all(sources, self._shelf())
         for source in sources:
             module = lowered[source.path]
             if isinstance(module, LoweringError):
@@ -101,6 +102,10 @@ class _Outcome:
                 )
             else:
                 yield File(source, module)
+
+    def _shelf(self) -> Shelf | None:
+        """Where lowered modules are kept, beside the results of checks."""
+        return Shelf(self.options.cache / "modules") if self.options.cache is not None else None
 
     def _sources(self, data: Mapping[str, bytes]) -> Iterator[Source]:
         for path, content in data.items():
