@@ -9,7 +9,6 @@ from functools import cached_property
 
 from amp_audit.static.binding.project import ClassRef, FunctionRef, ModuleRef, Project
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import statements
 
 _TRAINS = re.compile(r"backward$|step$|clip_grad|zero_grad|autograd|state_dict|^save$")
 _TRAINING = frozenset({"backward", "training_step", "TrainingArguments", "Seq2SeqTrainingArguments"})
@@ -92,9 +91,8 @@ def _unnamed(project: Project, live: Mapping[str, object], programs: Iterable[st
 
 
 def _imports(project: Project, module: ir.Module) -> Iterator[str]:
-    for node in statements(module.body, into=True):
-        if isinstance(node, ir.Import):
-            for target in (*(target for _, target in node.bindings), *node.loads):
-                found = project.imported(module, target)
-                if isinstance(found, (ModuleRef, FunctionRef, ClassRef)) and found.module is not None:
-                    yield found.module.path
+    for node in module.imports:
+        for target in (*(target for _, target in node.bindings), *node.loads):
+            found = project.imported(module, target)
+            if isinstance(found, (ModuleRef, FunctionRef, ClassRef)) and found.module is not None:
+                yield found.module.path

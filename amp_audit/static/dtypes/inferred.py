@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from amp_audit.records import record
 from amp_audit.static.binding.project import ClassRef, Project, Scope
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import definitions, dotted_text, expressions, last_word, statements, walk
+from amp_audit.static.source.traverse import dotted_text, expressions, last_word, statements, walk
 
 _TRAINING = frozenset(
     {"train", "backward", "optim", "optimizer", "parameters", "zero_grad", "requires_grad", "autocast", "training"}
@@ -56,8 +56,11 @@ def _rooted(found: set[_Key], sites: dict[_Key, list[_Site]]) -> set[_Key]:
 
 def _sites(module: ir.Module, named: Mapping[str, Sequence[_Key]], project: Project) -> Iterator[tuple[_Key, _Site]]:
     """Where a module builds some of the models; a name that is not resolved may mean all that are called so."""
+    if named.keys().isdisjoint(module.words):
+        return
     bodies: list[tuple[ir.Function | None, ir.Class | None, Sequence[ir.Stmt]]] = [(None, None, module.body)]
-    bodies += [(function, cls, function.body) for function, cls in definitions(module.body)]
+    inner = project.definitions(module)
+    bodies += [(function, cls, function.body) for function, cls in inner if not named.keys().isdisjoint(function.words)]
     for function, cls, body in bodies:
         nodes = [node for node in statements(body) if not isinstance(node, (ir.Function, ir.Class))]
         within = ClassRef(module, cls).key if cls is not None else None

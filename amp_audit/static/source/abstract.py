@@ -58,7 +58,7 @@ class Lowering(Alike[Spot]):
 
     def module(self, path: str, tree: ast.Module) -> ir.Module:
         body = self.block(tree.body)
-        return ir.Module(path, body, frozenset(self.words))
+        return ir.Module(path, body, frozenset(self.words), tuple(self.imports))
 
     def block(self, nodes: Iterable[ast.stmt]) -> tuple[ir.Stmt, ...]:
         return tuple([_STATEMENTS[type(node)](self, node) for node in nodes])
@@ -247,20 +247,20 @@ class Lowering(Alike[Spot]):
             bindings.append((alias.asname, alias.name) if alias.asname else (top, top))
             self.words.update(alias.name.split("."))
             self.words.add(bindings[-1][0])
-        return ir.Import(self.at(node), tuple(bindings), tuple([alias.name for alias in node.names]))
+        return self.importing(node, bindings, [alias.name for alias in node.names])
 
     def imported_from(self, node: ast.ImportFrom) -> ir.Stmt:
         dots = "." * node.level
         source = dots + (node.module or "")
         self.words.update(word for word in source.split(".") if word)
         if node.names[0].name == "*":
-            return ir.Import(self.at(node), (("*", source),), (source,))
+            return self.importing(node, [("*", source)], [source])
         bindings = []
         for alias in node.names:
             target = f"{source}{alias.name}" if source == dots else f"{source}.{alias.name}"
             bindings.append((alias.asname or alias.name, target))
             self.words.update((alias.name, bindings[-1][0]))
-        return ir.Import(self.at(node), tuple(bindings), (source, *(target for _, target in bindings)))
+        return self.importing(node, bindings, [source, *(target for _, target in bindings)])
 
     # Compound statements
 

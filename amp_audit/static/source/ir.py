@@ -427,8 +427,10 @@ Stmt: TypeAlias = (
 
 @record(frozen=True, slots=True)
 class Module:
-    """One lowered module. ``path`` is as given to lowering; ``words`` as of Function, for the whole module."""
+    """One lowered module. ``path`` is as given to lowering; ``words`` as of Function, for the whole module; ``imports``
+    are the import statements of all its code, in order, wherever they stand."""
 
     path: str
     body: tuple[Stmt, ...]
     words: frozenset[str] = frozenset()
+    imports: tuple[Import, ...] = ()

@@ -163,8 +163,8 @@ def _imported_things(module: ir.Module, project: Project) -> Iterator[tuple[ir.M
     """The functions, classes and modules of the project that a module imports, with the words in them; those that
     another module hands on count where they stand.
     """
-    for node in statements(module.body, into=True):
-        for _, target in node.bindings if isinstance(node, ir.Import) else ():
+    for node in module.imports:
+        for _, target in node.bindings:
             thing = project.imported(module, target)
             if isinstance(thing, FunctionRef):
                 yield thing.module, thing.function.words

@@ -221,10 +221,7 @@ def _mentions(module: ir.Module, name: str) -> bool:
     if name not in module.words:
         return False
     imported = any(
-        target.rpartition(".")[2] == name or local == "*"
-        for node in statements(module.body, into=True)
-        if isinstance(node, ir.Import)
-        for local, target in node.bindings
+        target.rpartition(".")[2] == name or local == "*" for node in module.imports for local, target in node.bindings
     )
     other = any(
         (isinstance(part, ir.Attr) and part.name == name) or (isinstance(part, ir.Const) and part.value == name)

@@ -205,10 +205,7 @@ def _callers_cast(custom: _Custom, project: Project) -> bool:
 
 def _imports(module: ir.Module, names: set[str]) -> bool:
     return not names.isdisjoint(module.words) and any(
-        target.rpartition(".")[2] in names
-        for node in statements(module.body, into=True)
-        if isinstance(node, ir.Import)
-        for _, target in node.bindings
+        target.rpartition(".")[2] in names for node in module.imports for _, target in node.bindings
     )
 
 

@@ -255,7 +255,7 @@ def _spellings(words: set[str], project: Project) -> frozenset[str]:
     """The last words by which modules of the project may call what ends in one of ``words``: their aliases too."""
     found = set(words)
     for module in project.modules.values():
-        for node in statements(module.body, into=True):
+        for node in statements(module.body, into=True) if not found.isdisjoint(module.words) else ():
             if isinstance(node, ir.Import):
                 found |= {local for local, target in node.bindings if target.rpartition(".")[2] in found}
             elif isinstance(node, ir.Assign) and _last_words(node.value) & found:

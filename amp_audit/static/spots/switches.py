@@ -94,8 +94,7 @@ class _Code:
         found: dict[str, set[str]] = {}
         for name in names:
             found.setdefault(name.rpartition(".")[2], set()).add(name)
-        imports = (node for node in statements(self.module.body, into=True) if isinstance(node, ir.Import))
-        for local, target in (pair for node in imports for pair in node.bindings):
+        for local, target in (pair for node in self.module.imports for pair in node.bindings):
             if target.rpartition(".")[2] in found:
                 found[local] = found[target.rpartition(".")[2]]
         return found

@@ -116,11 +116,13 @@ class _Judged:
 
 
 class Heat:
-    """Answers for the modules of one project; what calls a hot function by name is hot as well."""
+    """Answers for the modules of one project, with the functions in them (None: looked for); what calls a hot function
+    by name is hot as well."""
 
-    def __init__(self, modules: Iterable[ir.Module]) -> None:
+    def __init__(self, modules: Iterable[ir.Module], functions: Sequence[ir.Function] | None = None) -> None:
         modules = list(modules)
-        functions = [found for module in modules for found, _ in definitions(module.body)]
+        if functions is None:
+            functions = [found for module in modules for found, _ in definitions(module.body)]
         self._libraries = _libraries(modules)
         self.aliases = aliases(modules, CALLED | MENTIONED)
         self._words = {id(function): _words(function) for function in functions}
@@ -361,8 +363,7 @@ def aliases(modules: Iterable[ir.Module], wanted: frozenset[str]) -> frozenset[s
     return frozenset(
         local
         for module in modules
-        for statement in statements(module.body, into=True)
-        if isinstance(statement, ir.Import)
+        for statement in module.imports
         for local, target in statement.bindings
         if target.rpartition(".")[2] in wanted and local != target.rpartition(".")[2]
     )
@@ -474,8 +475,8 @@ def _libraries(modules: Sequence[ir.Module]) -> frozenset[str]:
     outside: set[str] = set()
     inside: set[str] = set()
     for module in modules:
-        for statement in statements(module.body, into=True):
-            for local, target in statement.bindings if isinstance(statement, ir.Import) else ():
+        for statement in module.imports:
+            for local, target in statement.bindings:
                 foreign = not target.startswith(".") and target.partition(".")[0] not in own
                 (outside if foreign else inside).add(local)
     return frozenset(outside - inside)

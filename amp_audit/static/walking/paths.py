@@ -18,7 +18,6 @@ from amp_audit.state import between_calls, forget
 from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import definitions
 from amp_audit.static.walking.calls import parameter
 from amp_audit.static.walking.deciding import Deciding, deciding
 from amp_audit.static.walking.fuel import FUEL, LEAST_FUEL, PROJECT_FUEL, SCALER_FUEL, OutOfFuel
@@ -134,7 +133,9 @@ class _Surveyor:
     def __init__(self, project: Project, book: Rulebook) -> None:
         self.project = project
         self.modules = list(project.modules.values())
-        self.heat = Heat(self.modules)
+        self.heat = Heat(
+            self.modules, [function for module in self.modules for function, _ in project.definitions(module)]
+        )
         self.watch: Watch[Place] = Watch(book, "static")
         programs = sum("GradScaler" in module.words for module in self.modules)
         self.done = Survey(fuel=PROJECT_FUEL + SCALER_FUEL * programs)
@@ -159,7 +160,7 @@ class _Surveyor:
         stands.
         """
         scripts: list[Start] = [(module, None, None) for module in self.modules]
-        orphans = [(module, *orphan) for module in self.modules for orphan in _orphans(module, self.heat)]
+        orphans = [(module, *orphan) for module in self.modules for orphan in self._orphans(module)]
         orphans.sort(key=lambda orphan: not self.heat.itself(orphan[1]))
         if asked is not None and asked >= self.project.modules.keys():
             asked = None
@@ -174,6 +175,14 @@ class _Surveyor:
         for entry in list(self.done.entries):
             self._consult(entry, idle)
         return self.done
+
+    def _orphans(self, module: ir.Module) -> list[tuple[ir.Function, ClassRef | None]]:
+        """Hot functions and methods, those first that no other one mentions."""
+        heat = self.heat
+        hot = [(f, c) for f, c in self.project.definitions(module) if heat.function(f) and not heat.spectates(f)]
+        found = [(f, ClassRef(module, c) if c else None) for f, c in hot]
+        mentioned = frozenset().union(*(f.words for f, _ in found)) if found else frozenset()
+        return sorted(found, key=lambda pair: (pair[0].name in mentioned, pair[0].name == "__init__", pair[0].at))
 
     def _wanted(self, starts: list[Start], asked: Set[str] | None) -> list[bool]:
         """Which entries may end in a hazard and go through the files asked for."""
@@ -404,14 +413,6 @@ def _follow_blindly(walker: Walker, func: Func, world: World) -> list[World]:
 
 def _unbound(function: ir.Function) -> bool:
     return any(isinstance(d, ir.Name) and d.id in ("staticmethod", "classmethod") for d in function.decorators)
-
-
-def _orphans(module: ir.Module, heat: Heat) -> list[tuple[ir.Function, ClassRef | None]]:
-    """Hot functions and methods, those first that no other one mentions."""
-    hot = [(f, c) for f, c in definitions(module.body) if heat.function(f) and not heat.spectates(f)]
-    found = [(f, ClassRef(module, c) if c else None) for f, c in hot]
-    mentioned = frozenset().union(*(f.words for f, _ in found)) if found else frozenset()
-    return sorted(found, key=lambda pair: (pair[0].name in mentioned, pair[0].name == "__init__", pair[0].at))
 
 
 def _findings(entries: list[Entry]) -> Iterator[RawFinding]:
