@@ -15,6 +15,7 @@ from amp_audit.model import Finding
 from amp_audit.static import cache
 from amp_audit.static import examination as module
 from amp_audit.static.check import CheckResult, Options, check
+from amp_audit.static.source.lowered import Shelf
 
 BOOK = rulebook.load()
 LOOP = """\
@@ -57,9 +58,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     lower_all = module.lower_all
 
-    def counting(sources: list[module.Source]) -> object:
+    def counting(sources: list[module.Source], shelf: Shelf | None) -> object:
         counts.append(len(sources))
-        return lower_all(sources)
+        return lower_all(sources, shelf)
 
     monkeypatch.setattr(module, "lower_all", counting)
     return counts
@@ -125,7 +126,7 @@ def test_other_rules_and_another_folder_are_other_entries(
 )
 def test_a_spoilt_entry_is_none(project: Path, reads: list[int], spoil: object) -> None:
     first = run(project)
-    (entry,) = project.iterdir()
+    (entry,) = project.glob("*.kept")
     entry.write_text(spoil(entry.read_text()))  # type: ignore[operator]
     assert run(project) == first and len(reads) == 2
     assert run(project) == first and len(reads) == 2  # it was mended
@@ -147,9 +148,9 @@ def test_only_the_entries_used_last_are_kept(project: Path, monkeypatch: pytest.
     for number in range(5):
         Path("train.py").write_text(f"x = {number}\n{LOOP}")
         run(project)
-        for age, entry in enumerate(sorted(project.iterdir(), key=lambda path: path.stat().st_mtime_ns)):
+        for age, entry in enumerate(sorted(project.glob("*.kept"), key=lambda path: path.stat().st_mtime_ns)):
             os.utime(entry, (age, age))
-    assert len(list(project.iterdir())) == 3
+    assert len(list(project.glob("*.kept"))) == 3
 
 
 def test_processes_at_once_do_not_meet_half_an_entry(project: Path) -> None:
@@ -158,8 +159,8 @@ def test_processes_at_once_do_not_meet_half_an_entry(project: Path) -> None:
     started = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     answers = [process.communicate()[0] for process in started]
     assert len(set(answers)) == 1 and json.loads(answers[0])["findings"][0]["rule"] == "AMP202"
-    kept = [path.suffix for path in (project / "amp-audit" / "check").iterdir()]
-    assert kept == [".json"]
+    kept = [path.suffix for path in (project / "amp-audit" / "check").rglob("*") if path.is_file()]
+    assert set(kept) == {".kept"}
 
 
 def test_no_cache_reads_anew(project: Path) -> None:
