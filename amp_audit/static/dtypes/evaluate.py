@@ -19,6 +19,7 @@ from amp_audit.static.dtypes.freezing import Freezing
 from amp_audit.static.dtypes.truths import Truths
 from amp_audit.static.dtypes.values import (
     ANY,
+    FLOAT32,
     HALVED,
     HALVES,
     NOTHING,
@@ -238,6 +239,9 @@ class Evaluation(Truths):
             return base.get(name) or Method(base, name)
         if isinstance(base, Opaque):
             return self._opaque_attribute(base, name)
+        if isinstance(base, Layer) and name in ("weight", "bias") and base.op != "sequential":
+            told = self.weight_dtypes(base)
+            return Tensor(FLOAT32 if told == ANY and self.is_as_built(base.id) else told, origin="weights")
         return Method(base, name)
 
     def _opaque_attribute(self, base: Opaque, name: str) -> Value:

@@ -34,6 +34,7 @@ from amp_audit.static.dtypes.values import (
     Items,
     Layer,
     Many,
+    Method,
     Opaque,
     Origin,
     Params,
@@ -485,6 +486,8 @@ class Operations(abc.ABC):
         for arg in (option for given in args for option in options(given)):
             if isinstance(arg, Opaque) and not arg.number and not is_device(arg.text):
                 return Tensor(own.dtypes | ANY if not is_dtype(arg.text) else ANY)
+            if isinstance(arg, Method) and is_dtype(arg.name):
+                return Tensor(ANY)
         return own
 
     def _cast_tensor(self, base: Tensor, target: DType, name: str, at: int) -> Tensor:
