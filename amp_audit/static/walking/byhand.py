@@ -13,6 +13,7 @@ from amp_audit.static.walking.values import (
     GRADIENT,
     NONE,
     Func,
+    Instance,
     Literal,
     Method,
     Parameters,
@@ -167,4 +168,6 @@ def is_weights(value: Value) -> bool:
 def _owners(value: Value) -> frozenset[object]:
     if isinstance(value, Method):
         return _owners(value.base)
+    if isinstance(value, Instance) and value.model:  # of ``model.head.weight.grad``
+        return frozenset({value.id})
     return owners_of(value) if isinstance(value, (Parameters, Symbol, Tensor)) else frozenset()

@@ -287,7 +287,7 @@ class Evaluator(abc.ABC):
                 return [(held, world)]
             if name == "module" and is_wrapped(base, world):
                 return [(base, world)]
-            if name == "grad" and base.volatile:
+            if name == "grad" and (base.volatile or base.text.rpartition(".")[2] in ("weight", "bias")):
                 return [(GRADIENT, world)]
             if name == "requires_grad" and not world.no_grad and "backward" in self.effects.methods_used(base, world):
                 return [(Literal.of(True), world)]  # of a loss, whatever it was made by

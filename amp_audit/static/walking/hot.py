@@ -35,6 +35,8 @@ CALLED = frozenset(
         "manual_backward",
         "grad",
         "register_comm_hook",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
     }
 )
 """Calls that make an event whatever else is there."""

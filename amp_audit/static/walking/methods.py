@@ -104,7 +104,7 @@ class Methods(Ranks):
             return [(made or self.result(method, node, args, named, world), world)]
         if name in OWNING and (model := _model_around(base)) is not None:
             return [(Parameters(part=True, within=frozenset({model.id}), named=name == "named_parameters"), world)]
-        if name in _HOOKS and isinstance(base, Parameters):
+        if name in _HOOKS and (isinstance(base, Parameters) or _model_around(base) is not None):
             self.hooked(base, args[0] if args else None, node.at, world)
         elif name == "requires_grad_" and isinstance(base, Parameters):
             self.freeze(base, argument(args, named, "requires_grad", 0) or Literal.of(True), world)
