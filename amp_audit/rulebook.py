@@ -16,7 +16,20 @@ from amp_audit.records import record
 DETECTOR_KEYS: Mapping[str, frozenset[str]] = {
     "event": frozenset({"when", "at", "anywhere", "nowhere"}),
     "op": frozenset(
-        {"inputs", "takes", "lacks", "region", "constant", "whole", "in_place", "outputs", "when", "once", "at"}
+        {
+            "inputs",
+            "takes",
+            "lacks",
+            "region",
+            "constant",
+            "whole",
+            "in_place",
+            "outputs",
+            "loaded",
+            "when",
+            "once",
+            "at",
+        }
     ),
     "call": frozenset({"arguments", "when"}),
     "constant": frozenset({"when"}),

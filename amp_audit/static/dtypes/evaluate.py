@@ -16,6 +16,7 @@ from amp_audit.static.dtypes import averages
 from amp_audit.static.dtypes.arguments import Named, computed, info_attribute, torch_dtype
 from amp_audit.static.dtypes.frames import Frame
 from amp_audit.static.dtypes.freezing import Freezing
+from amp_audit.static.dtypes.lasts import negated
 from amp_audit.static.dtypes.truths import Truths
 from amp_audit.static.dtypes.values import (
     ANY,
@@ -390,6 +391,8 @@ class Evaluation(Truths):
         if isinstance(value, Const) and value.number is not None and node.op in "+-":
             number = -value.value if node.op == "-" else value.value  # type: ignore[operator]
             return Const.of(number, value.assumed)
+        if node.op == "-" and isinstance(value, Tensor):
+            return replace(value, last=negated(value.last))
         return Const.of(not value.value, value.assumed) if node.op == "not" and isinstance(value, Const) else value
 
     def _eval_compare(self, node: ir.Compare) -> Value:

@@ -3,8 +3,8 @@
 What a detector may ask for, all of which must hold:
 
 ``inputs``    the dtypes in which the op computes, after what its region does to it
-``takes``     conditions on its tensors, each met by another one: ``dtype``; ``origin`` (region, cast, model, weights);
-              ``last``, the op that computed it; ``assumed``, of a dtype that holds in one setting alone;
+``takes``     conditions on its tensors, each met by another one: ``dtype``; ``origin`` (region, cast, model, weights,
+              loaded); ``last``, the op that computed it; ``assumed``, of a dtype that holds in one setting alone;
               ``foreign``, of the half type that the region does not have;
               ``first``, the one that is written to or comes first; ``upcast``, of
               what was low; ``counted``, computed from ``arange``; ``fitted``, cast to the dtype of another tensor
@@ -15,6 +15,7 @@ What a detector may ask for, all of which must hold:
 ``in_place``  whether it writes into its first tensor
 ``when``      ``low_precision``: whether the code is part of a program that enters a region or casts a model
 ``outputs``   whether what models out of sight return counts as low precision; it does not unless said
+``loaded``    whether what models return counts that a library loaded in low precision; it does not unless said
 ``once``      ``region``: what one region shows counts as one hazard, told where it was met first
 ``at``        where the finding stands: the ``op``, the ``call`` that leads to it from the region, or the ``region``
 """
@@ -41,6 +42,7 @@ _KINDS: Mapping[str, type] = {
     "takes": list,
     "lacks": list,
     "outputs": bool,
+    "loaded": bool,
     "whole": bool,
     "in_place": bool,
 }
@@ -92,7 +94,8 @@ def _match(use: Use, detector: Detector) -> _Match | None:
     if taken is None or any(tensor.dtypes & {*options.get("lacks", ())} for tensor in use.tensors):
         return None
     guessed = any(tensor.origin == "model" for tensor in taken) or ("inputs" in options and use.origin == "model")
-    if guessed and not options.get("outputs"):
+    loaded = any(tensor.origin == "loaded" for tensor in taken) or ("inputs" in options and use.origin == "loaded")
+    if (guessed and not options.get("outputs")) or (loaded and not options.get("loaded")):
         return None
     found = _computing(use, detector)
     if found is None:

@@ -141,6 +141,8 @@ class Models(Operations):
         live = self.live
         if base.id in self.models:
             self.note_training()
+        if live is None and text == base.text and loads_model(self.libraries.get(base.id, "")):
+            return Opaque((self.path, at), text, dtypes=self.weight_dtypes(base), origin="loaded")
         if base.id in self.born_in_bfloat16 and live is not None:
             name, place = self.born_in_bfloat16[base.id]
             self.notice_pretrained(name, place, live.dtypes)

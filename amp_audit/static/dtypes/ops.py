@@ -21,6 +21,7 @@ from amp_audit.static.dtypes.arguments import (
     told_dtype,
 )
 from amp_audit.static.dtypes.filling import filled, filling
+from amp_audit.static.dtypes.lasts import last_of
 from amp_audit.static.dtypes.record import Cast, Place, Record, Training, Use
 from amp_audit.static.dtypes.values import (
     ANY,
@@ -182,7 +183,7 @@ class Operations(abc.ABC):
             assumed or result.assumed,
             _is_scalar(name, effect, tensors, args, named),
             origin,
-            _last(name, effect, tensors, numbers),
+            last_of(name, effect, tensors, numbers),
             filled(name, effect, tensors, numbers),
             name == "arange" or (effect != "bool" and name not in surface.BOUNDED and any(t.counted for t in tensors)),
             widening.is_table(name, effect, tensors, args, named, lowered),
@@ -555,23 +556,6 @@ def _keeps_cast(name: str, result: Tensor, tensors: Sequence[Tensor]) -> bool:
 def _few(name: str, tensors: Sequence[Tensor]) -> bool:
     """A product or quotient of two tensors may be all that a cast was made for."""
     return name not in ("mul", "div") or len(tensors) == 1
-
-
-def _last(name: str, effect: str | None, tensors: Sequence[Tensor], numbers: tuple[tuple[str, Const], ...]) -> str:
-    """The op that computed the numbers of a result; one that moves them about does not count.
-
-    Beside the names of ops: ``square`` for a tensor times itself, ``1 - softmax`` and the like for what is left of
-    probabilities, ``sum of exp``.
-    """
-    first = tensors[0].last if tensors else ""
-    number = next((value.number for _, value in numbers), None)
-    if name in surface.MOVES or effect in ("many", "pair"):
-        return first
-    if name == "pow" and number == 2:
-        return "square"
-    if name == "sub" and number == 1 and first in ("softmax", "sigmoid"):
-        return f"1 - {first}"
-    return "sum of exp" if name == "sum" and first == "exp" else name
 
 
 def _promoted(

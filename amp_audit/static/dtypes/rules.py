@@ -21,7 +21,7 @@ from amp_audit.static.dtypes.walk import Walk
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
 from amp_audit.static.source.deep import with_deep_stack
-from amp_audit.static.source.traverse import statements
+from amp_audit.static.source.traverse import statements, words_in
 
 _PRECISION_WORDS = frozenset(
     {"autocast", "half", "bfloat16", "float16", "custom_fwd", "set_default_dtype", "set_default_tensor_type"}
@@ -105,11 +105,18 @@ def _run(project: Project, reach: Programs) -> Walk:
             walk.run_module(module)
     for module in project.modules.values():
         for function, cls in _functions(module):
-            if function.words & _PRECISION_WORDS or function.words | {"backward", "optimizer"} >= _TRAINING_WORDS:
+            if _words(function) & _PRECISION_WORDS or function.words | {"backward", "optimizer"} >= _TRAINING_WORDS:
                 walk.run_function(module, function, cls, None)
     _run_joining(project, walk)
+    _run_users(project, walk)
     _run_models(project, walk, reach)
     return walk
+
+
+def _words(function: ir.Function) -> frozenset[str]:
+    """The words of a function, those of its decorators and of what its parameters default to included."""
+    around = (*function.decorators, *(param.default for param in function.params if param.default is not None))
+    return function.words.union(*map(words_in, around)) if around else function.words
 
 
 def _run_joining(project: Project, walk: Walk) -> None:
@@ -122,8 +129,25 @@ def _run_joining(project: Project, walk: Walk) -> None:
             continue
         walk.run_module(module)
         for function, cls in _functions(module):
-            is_new = (module.path, function.at) not in walk.record.calls and not function.words & _PRECISION_WORDS
+            is_new = (module.path, function.at) not in walk.record.calls and not _words(function) & _PRECISION_WORDS
             if is_new and _joins(function.words, makers, trainers):
+                walk.run_function(module, function, cls, None)
+
+
+def _run_users(project: Project, walk: Walk) -> None:
+    """Run the methods that say no such word themselves, of classes that make something in low precision for them: a
+    model in their ``__init__``, as a rule.
+    """
+    words = _PRECISION_WORDS - {"autocast"}
+    for module in project.modules.values():
+        if words.isdisjoint(module.words):
+            continue
+        makers = {
+            cls for function, cls in _functions(module) if function.name == "__init__" and words & _words(function)
+        }
+        for function, cls in _functions(module):
+            is_new = (module.path, function.at) not in walk.record.calls and not _words(function) & _PRECISION_WORDS
+            if is_new and cls is not None and cls in makers and function.name != "__init__" and not walk.is_module(cls):
                 walk.run_function(module, function, cls, None)
 
 

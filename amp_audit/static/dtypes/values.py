@@ -40,11 +40,15 @@ NAMES = {
 """The dtypes of torch by their names, as this module calls them (integers are one)."""
 
 
-Origin = Literal["", "region", "cast", "model", "weights"]
+Origin = Literal["", "region", "cast", "model", "weights", "loaded"]
 """Why a tensor has its dtype. ``region``: an op of a live region made it low. ``cast``: the code cast it; for float32
 only as long as no op has used it but to move, centre or scale what was low. ``model``: a model out of sight made it in
 a live region, and is taken to end in an op that the region lowers. ``weights``: it is a parameter of a model that was
-cast. Empty: none of these."""
+cast. ``loaded``: a model that a library loaded in that dtype returned it. Empty: none of these."""
+_OF_LOADED = frozenset(
+    {"last_hidden_state", "hidden_states", "pooler_output", "logits", "image_embeds", "text_embeds", "sample"}
+)
+"""What of the output of a loaded model is in the dtype of its weights."""
 
 
 @record(frozen=True, slots=True)
@@ -413,7 +417,11 @@ def by_name(pairs: Value) -> Value:
 
 
 def part_of(output: Opaque, part: Opaque, name: str) -> Opaque:
-    """``part`` as the part of that name of a model's output: in the region's dtype too, unless it is a loss."""
+    """``part`` as the part of that name of a model's output: in the region's dtype too, unless it is a loss; of a
+    loaded model, in that of its weights if it is known to be.
+    """
+    if output.origin == "loaded" and name in _OF_LOADED:
+        return replace(part, dtypes=output.dtypes, origin="loaded")
     if output.origin != "model" or part.number:
         return part
     if "loss" in name.lower():
@@ -448,7 +456,7 @@ def as_tensor(value: Value) -> Tensor | None:
             if value.number
             else Tensor(
                 value.dtypes,
-                value.text if value.origin == "model" else "",
+                value.text if value.origin in ("model", "loaded") else "",
                 value.assumed,
                 origin=value.origin,
                 fitted=value.fitted,

@@ -79,6 +79,8 @@ class Lowering(Alike[Spot]):
         return ir.Attr(at, self.expr(node.value), node.attr)
 
     def constant(self, node: ast.Constant) -> ir.Expr:
+        if node.value in ir.HALF_TYPES:
+            self.words.add(node.value)
         return ir.Const(self.at(node), node.value)
 
     def formatted(self, node: Any) -> ir.Expr:

@@ -88,7 +88,10 @@ class Expressions(Alike[cst.CSTNode]):
         return ir.Const(self.at(node), ...)
 
     def string(self, node: cst.SimpleString) -> ir.Expr:
-        return ir.Const(self.at(node), _string_value(node))
+        value = _string_value(node)
+        if value in ir.HALF_TYPES:
+            self.words.add(value)
+        return ir.Const(self.at(node), value)
 
     def concatenated(self, node: cst.ConcatenatedString) -> ir.Expr:
         at = self.at(node)

@@ -13,6 +13,8 @@ from amp_audit.records import record
 
 WALRUS = ":="
 """The word for an assignment inside an expression: few definitions have one, and finding it costs a walk over all."""
+HALF_TYPES = frozenset({"float16", "bfloat16", "half"})
+"""Texts that are words, too: ``torch_dtype="float16"`` and ``getattr(torch, "bfloat16")`` name a dtype as names do."""
 
 
 @record(frozen=True, slots=True)
@@ -375,8 +377,8 @@ class Param:
 
 @record(frozen=True, slots=True)
 class Function:
-    """``words``: every identifier and attribute name in the body, nested definitions included, and ``WALRUS`` where
-    there is one."""
+    """``words``: every identifier and attribute name in the body, nested definitions included, ``WALRUS`` where
+    there is one, and texts that are ``HALF_TYPES``."""
 
     at: int
     name: str
