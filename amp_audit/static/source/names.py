@@ -34,6 +34,18 @@ def is_weights(name: str) -> bool:
     return bool(_WEIGHTS.search(name))
 
 
+_MODEL = re.compile(
+    r"(^|_)(models?|nets?|networks?|module|encoder|decoder|generator|discriminator|backbone|critic|actor|teacher|student)"
+    r"(_?\d+)?$|^[GD]$",
+    re.IGNORECASE,
+)
+
+
+def is_called_model(name: str) -> bool:
+    """Whether something is called what programs call their models."""
+    return bool(_MODEL.search(name))
+
+
 _BESIDE_MODELS = re.compile(r"Tokenizer|Processor|Extractor|Config|Scheduler")
 
 

@@ -6,10 +6,22 @@ import re
 
 from amp_audit.events import Event, Kind
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import names_in
+from amp_audit.static.source.names import is_called_model
+from amp_audit.static.source.traverse import names_in, parts
 from amp_audit.static.walking.byhand import FINITE, ByHand
 from amp_audit.static.walking.lineage import REPLICATED
-from amp_audit.static.walking.values import Func, Instance, Literal, Method, Partial, Symbol, Value, inside, key_of
+from amp_audit.static.walking.values import (
+    Func,
+    Instance,
+    Items,
+    Literal,
+    Method,
+    Partial,
+    Symbol,
+    Value,
+    inside,
+    key_of,
+)
 from amp_audit.static.walking.world import World
 
 POOL = re.compile(r"ThreadPool|(^|_)(thread_?)?(pool|executor)$|(^|\W)Thread$", re.IGNORECASE)
@@ -22,9 +34,33 @@ class Ranks(ByHand):
     def threaded(self, pool: str, name: str, args: list[Value], named: dict[str, Value], at: int, world: World) -> None:
         """Work that is handed to a thread, which starts with autocast off, whatever the region here says."""
         hands_over = name in ("submit", "map", "apply_async", "Thread") and bool(POOL.search(pool))
+        if not hands_over:
+            return
         values = [item for value in (*args, *named.values()) for item in inside(value)]
-        if hands_over and any(self._runs_model(value, world) for value in values):
+        if any(self._runs_model(value, world) for value in values) or self._runs_given(name, args, named, world):
             self.walker.emit(world, Event(Kind.THREAD), at)
+
+    def _runs_given(self, name: str, args: list[Value], named: dict[str, Value], world: World) -> bool:
+        """Whether what is called a model is handed over to be run, or to a function that runs it."""
+        of_thread = name == "Thread"
+        work = named.get("target") if of_thread else args[0] if args else None
+        if not isinstance(work, Func):
+            return isinstance(work, Symbol) and _is_called_model(work)
+        told = named.get("args")
+        given = list(told.items) if isinstance(told, Items) else [] if of_thread else args[1:]
+        words = work.function.words
+        if "autocast" in words:
+            return False
+        calls = (part.func for part in parts(work.function.body, into=True) if isinstance(part, ir.Call))
+        called = {func.id for func in calls if isinstance(func, ir.Name)}
+        around = {**world.env, **work.env}
+        if any(is_called_model(name) and isinstance(around.get(name), Symbol) for name in called):
+            return True
+        params = [param.name for param in work.function.params][work.bound is not None :]
+        return any(
+            name in called and (is_called_model(name) or (isinstance(value, Symbol) and _is_called_model(value)))
+            for name, value in zip(params, given)
+        )
 
     def _runs_model(self, value: Value, world: World) -> bool:
         if isinstance(value, Partial):
@@ -69,6 +105,12 @@ class Ranks(ByHand):
         replicated = any(key == REPLICATED and value == Literal.of(True) for (_, key), value in world.heap.items())
         if replicated and not any(map(_AGREED.search, words)) and _waits_for_backward(world):
             self.walker.emit(world, Event(Kind.LEAVE_OUT), at)
+
+
+def _is_called_model(value: Symbol) -> bool:
+    """Whether it is called a model, or comes from a list that is called one of models."""
+    words = re.split(r"\W+", value.key)
+    return any(map(is_called_model, (value.text.rpartition(".")[2], *words)))
 
 
 def _waits_for_backward(world: World) -> bool:
