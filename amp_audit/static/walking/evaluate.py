@@ -83,6 +83,7 @@ class Evaluator(abc.ABC):
         self._yielding: list[Callable[[World], list[World]]] = []
         self.granted = Granted()
         self._handling = 0  # how many exception handlers stand around
+        self._catching = 0  # how many statements stand around that have some
 
     @abc.abstractmethod
     def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:

@@ -17,7 +17,7 @@ from amp_audit.static.source.names import is_settings
 from amp_audit.static.source.traverse import statements
 from amp_audit.static.walking.algebra import comparison, equality
 from amp_audit.static.walking.evaluate import Results
-from amp_audit.static.walking.flow import Flow
+from amp_audit.static.walking.flow import Flow, catches
 from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.lineage import written
 from amp_audit.static.walking.liveness import Liveness, Lives
@@ -134,7 +134,9 @@ class Walker(Repeater):
         flow.broken.append(world)
 
     def _raise(self, statement: ir.Raise, world: World, flow: Flow) -> None:
-        """The path ends: a program that died shows no finding."""
+        """The path ends: a program that died shows no finding. Caught between unscale_ and update, it goes on."""
+        if self._catching and _midway(world):
+            flow.raised.append((statement, world))
 
     def _assert(self, statement: ir.Assert, world: World, flow: Flow) -> None:
         flow.fall += [after for true, after in self.decide(statement.test, world) if true]
@@ -291,6 +293,7 @@ class Walker(Repeater):
             self._guards.pop()
             self._outside.pop()
             flow.returned += body.returned
+            flow.raised += body.raised
             done += body.broken
             current = [*body.fall, *body.continued]
             for each in current:
@@ -444,22 +447,32 @@ class Walker(Repeater):
 
     def _try(self, statement: ir.Try, world: World, flow: Flow) -> None:
         # A handler that only leaves is of interest where leaving is: between unscale_ and update.
-        leaving = any(phase in ("unscaled", "stepped") for _, phase in world.state.phases)
+        leaving = _midway(world)
         asked = self.heat.forks if leaving else self.heat.matters
         handled = [handler for handler in statement.handlers if asked(handler.body)]
         before = world.fork() if handled else world
+        stamp, rounds = world.stamp, world.rounds
+        self._catching += bool(statement.handlers)
         tried, inner = self.block(statement.body, [world]), Flow()
+        self._catching -= bool(statement.handlers)
+        raised, tried.raised = tried.raised, []
         inner.leave(tried)
+        for cause, each in raised:
+            each.stamp, each.rounds = stamp, rounds
+            handler = next((handler for handler in statement.handlers if catches(handler, cause)), None)
+            if handler is not None:
+                caught = self._handled(handler, each)
+                for end in caught.fall:
+                    end.left = ((end.frame.module.path, cause.at), end.trail)
+                inner.leave(caught)
+                inner.fall += caught.fall
+            elif not statement.final:
+                inner.raised.append((cause, each))
         after = self.block(statement.orelse, tried.fall)
         inner.leave(after)
         inner.fall += after.fall
         for handler in handled:
-            start = before.fork()
-            if handler.name:
-                start.env[handler.name] = Symbol(f"exception {handler.at}", volatile=True)
-            self._handling += 1
-            caught = self.block(handler.body, [start])
-            self._handling -= 1
+            caught = self._handled(handler, before.fork())
             inner.leave(caught)
             inner.fall += caught.fall
         if statement.final:
@@ -469,6 +482,14 @@ class Walker(Repeater):
         for each in inner.fall:
             each.frame.live = lives.after.get(id(statement))
         flow.fall += merge(inner.fall)
+
+    def _handled(self, handler: ir.Handler, world: World) -> Flow:
+        if handler.name:
+            world.env[handler.name] = Symbol(f"exception {handler.at}", volatile=True)
+        self._handling += 1
+        caught = self.block(handler.body, [world])
+        self._handling -= 1
+        return caught
 
     def _finally(self, final: tuple[ir.Stmt, ...], inner: Flow) -> Flow:
         done = Flow()
@@ -552,6 +573,12 @@ def _all(flow: Flow) -> Iterator[World]:
     yield from flow.broken
     yield from flow.continued
     yield from (world for _, world in flow.returned)
+    yield from (world for _, world in flow.raised)
+
+
+def _midway(world: World) -> bool:
+    """Whether the gradients of some optimizer are unscaled or used, and the scale is not updated yet."""
+    return any(phase in ("unscaled", "stepped") for _, phase in world.state.phases)
 
 
 _STATEMENTS: dict[type, Callable[..., None]] = {
