@@ -136,6 +136,8 @@ def numbers_of(name: str, args: Sequence[Value], named: Named) -> tuple[tuple[st
         taken = {HALVED: _HALF_WIDTH, SIDE: _SIDE}
         sizes = {key: value for key, value in values.items() if isinstance(value, Opaque)}
         found.update({key: taken[value] for key, value in sizes.items() if value in taken})
+        if "end" in values and "end" not in found:
+            found.pop("start", None)  # it says nothing of how far it goes
     for key, default in surface.DEFAULTS.get(name, {}).items():
         if key not in values:
             found[key] = Const.of(default)

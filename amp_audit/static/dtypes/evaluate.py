@@ -54,7 +54,7 @@ from amp_audit.static.dtypes.values import (
 from amp_audit.static.dtypes.widening import BLANK, keeps_dimensions
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_weights
-from amp_audit.static.source.traverse import dotted_text, root_name
+from amp_audit.static.source.traverse import dotted_text, last_word, root_name
 
 _HANDLERS: dict[type, str] = {kind: f"_eval_{kind.__name__.lower()}" for kind in get_args(ir.Expr)}
 
@@ -69,8 +69,12 @@ ARITHMETIC = {
     "@": "matmul",
 }
 OPTIONS = frozenset({"args", "cfg", "config", "conf", "opt", "opts", "hparams", "flags", "options", "hps", "hp"})
+_CAST_ALONG = (frozenset({"float32"}), frozenset({"float64"}))
+"""What of a model's buffers its casts are known to change."""
 _SIDES = re.compile(r"_?(h|w|height|width)\d?", re.IGNORECASE)
 """What the sides of maps and images are called."""
+_MASK = re.compile(r"(^|_)mask(_|$)|(^|_)(indices|idxs|inds)$", re.IGNORECASE)
+"""What masks, and tensors of indices, are called."""
 _TENSOR_WORDS = ("shape", "ndim", "nbytes", "itemsize")
 
 
@@ -135,6 +139,7 @@ class Evaluation(Truths):
                 if isinstance(value, Const) and value.value is False:
                     self.record.frozen.update(base.of)
             elif isinstance(base, (Object, Opaque)) and base.id:
+                self.own_parameter(base, target.name, value, target.at)
                 held = self.heap.setdefault(base.id, {})
                 if isinstance(value, Tensor) and value.last in BLANK and not self.frame.setup:
                     value = replace(value, table=False)  # a state, of which this is the beginning
@@ -151,7 +156,12 @@ class Evaluation(Truths):
         elif isinstance(base, Table) and is_filled(base):
             before = base.get(REST)
             self.bind(target.base, Table(((REST, value if before is None else join(before, value)),)), at)
-        elif isinstance(base, Tensor) and _picks(index) and isinstance(value, Tensor) and not value.scalar:
+        elif (
+            isinstance(base, Tensor)
+            and (_picks(index) or _is_mask(target.index))
+            and isinstance(value, Tensor)
+            and not value.scalar
+        ):
             self.apply("index_put_", [base, index, value], {}, at)
         elif isinstance(base, Tensor):
             self.apply("setitem_", [base, value], {}, at)
@@ -288,7 +298,7 @@ class Evaluation(Truths):
         if self.guessing and not self.cast_by_hand.isdisjoint(self.active[-1:]):
             return replace(held, table=False)
         cast = self.weights[-1] if self.weights else ANY if held.origin == "weights" and self.of_unknown() else None
-        return replace(held, dtypes=cast) if cast is not None and held.dtypes == frozenset({"float32"}) else held
+        return replace(held, dtypes=cast) if cast is not None and held.dtypes in _CAST_ALONG else held
 
     def _bound(self, method: Func, base: Value, bound: Object | None) -> Value:
         function = method.function
@@ -343,6 +353,8 @@ class Evaluation(Truths):
             return replace(base, parts=base.parts) if isinstance(node, ir.Slice) else element(base)
         if isinstance(base, Tensor) and base.table and not keeps_dimensions(index, node):
             return replace(base, table=False)
+        if isinstance(base, Tensor) and base.dtypes == {"float64"} and isinstance(index, Opaque):
+            return replace(base, scalar=True)  # a number of an array perhaps, which widens nothing
         if isinstance(base, (Tensor, Params)):
             return base
         if isinstance(base, Opaque):
@@ -512,6 +524,15 @@ def _picks(index: Value) -> bool:
     """Whether an index holds tensors or lists, so that writing to it is ``index_put_`` and not a copy to a view."""
     parts = index.items if isinstance(index, Items) else (index,)
     return any(isinstance(part, (Tensor, Many)) for part in parts)
+
+
+def _is_mask(index: ir.Expr) -> bool:
+    """Whether an index is a mask, or a list of indices, by how it is spelled."""
+    if isinstance(index, ir.Sequence):
+        return any(map(_is_mask, index.items))
+    if isinstance(index, (ir.Compare, ir.Unary)):
+        return isinstance(index, ir.Compare) or index.op == "~"
+    return _MASK.search(last_word(index)) is not None
 
 
 def region_of(value: Value) -> Region | None:

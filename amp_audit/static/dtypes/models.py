@@ -108,6 +108,8 @@ _AVERAGES = {
     **{f"timm.utils.{place}ModelEma{kind}": "update" for place in ("", "model_ema.") for kind in ("", "V2", "V3")},
 }
 """Classes that keep an average of a model's weights in a copy of the model, and the methods that move it on."""
+_MODEL = re.compile(r"(\w+_)?(model|net|network|unet)", re.IGNORECASE)
+"""What models are called, whoever made them."""
 _TELLING = frozenset({"parameters", "named_parameters", "train", "eval", "zero_grad"})
 """Methods by whose calls a model is known, whatever made it."""
 
@@ -134,6 +136,8 @@ class Models(Operations):
         """
         if self.libraries.get(base.id) in surface.TRANSFORMERS:
             self.into_transformer(args[:2], at)
+        if _MODEL.fullmatch(base.text) and text == base.text and base.id not in self.libraries:
+            self.models.add(base.id)
         if base.id in self.models or base.id not in self.libraries:
             own = base.id in self.models and not self.is_partly_low(base.id) and "loss" not in text.lower()
             self.foreign_call("model" if own else "call", args, named, at)
@@ -298,6 +302,8 @@ class Models(Operations):
             name = base.text if isinstance(base, Opaque) else ""
             cast = Cast((self.path, at), target.dtypes, base.id, name, assumed=target.assumed)
             self.casts[base.id] = frozenset({cast})
+            if base.id in self.born_in_bfloat16 and base.id not in self.record.managed:
+                self.notice_pretrained(*self.born_in_bfloat16[base.id], target.dtypes)
             self._cast_buffers(base.id, target, at)
             for optimizer, params in self.optimizers.items():
                 if not params.partly and any(self.inside(base.id, owner) for owner in params.of):
@@ -380,7 +386,7 @@ class Models(Operations):
             self._measure(last, args, named, at)
             self.made_here.add((self.path, at))
             return self._born(Layer((self.path, at), surface.LAYERS[last]), named, at, f"this {last}")
-        container = self._container(dotted, args, at)
+        container = self._container(dotted, args, named, at)
         if container is not None:
             return container
         if dotted in _SETS_DEFAULT and args:
@@ -497,7 +503,7 @@ class Models(Operations):
             self.casts[model.id] = frozenset(replace(cast, of=model.id) for cast in self.casts[DEFAULT])
         return model
 
-    def _container(self, dotted: str, args: Sequence[Value], at: int) -> Value | None:
+    def _container(self, dotted: str, args: Sequence[Value], named: Named, at: int) -> Value | None:
         if dotted == "torch.nn.Sequential":
             parts = tuple(layers_in(args))
             self.heap.setdefault((self.path, at), {})["<parts>"] = Items(parts)
@@ -508,16 +514,25 @@ class Models(Operations):
         if dotted == "torch.nn.ModuleDict":
             return args[0] if args and isinstance(args[0], Table) else Opaque((self.path, at))
         if dotted in ("torch.nn.Parameter", "torch.nn.parameter.Parameter"):
-            return self._parameter(args)
+            return self._parameter(args, named)
         if dotted == "collections.OrderedDict":
             return by_name(args[0]) if args else Table(())
         if dotted == "itertools.chain" and args:
             return reduce(join, args)
         return None
 
-    def _parameter(self, args: Sequence[Value]) -> Value:
+    def own_parameter(self, model: Object | Opaque, name: str, value: Value, at: int) -> None:
+        """Note that a model being made has a parameter of its own in low precision."""
+        low = isinstance(value, Tensor) and value.origin == "weights" and value.dtypes <= HALVES
+        if low and isinstance(value, Tensor) and isinstance(model, Object) and self.in_setup():
+            cast = Cast((self.path, at), value.dtypes, (model.id, name), f"the parameter {name}", built=True)
+            self.casts[model.id, name] = frozenset({cast})
+
+    def _parameter(self, args: Sequence[Value], named: Named) -> Value:
         own = as_tensor(args[0]) if args else None
-        return Tensor(own.dtypes if own is not None and own.dtypes != ANY else FLOAT32, origin="weights")
+        dtypes = own.dtypes if own is not None and own.dtypes != ANY else FLOAT32
+        frozen = bool(dtypes & HALVES) and _is(named.get("requires_grad"), False)
+        return Tensor(dtypes, origin="" if frozen else "weights")
 
     def _optimizer(self, dotted: str, args: Sequence[Value], named: Named, at: int) -> Value:
         optimizer = Optimizer((self.path, at))

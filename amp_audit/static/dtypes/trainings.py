@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 from amp_audit.model import Confidence
@@ -11,6 +12,12 @@ from amp_audit.static.dtypes.record import Record, Training
 from amp_audit.static.dtypes.values import HALVES, LOW, Dtypes, rounded
 from amp_audit.static.dtypes.walk import Walk
 from amp_audit.static.raw import RawFinding, RawStep
+
+_NORMED = re.compile(
+    r"torchvision\.models\.(\w+\.)*"
+    r"(resnet|wide_resnet|resnext|densenet|mobilenet|efficientnet|regnet|shufflenet|googlenet|inception|mnasnet|vgg\w+_bn)"
+)
+"""Models of torchvision that have BatchNorm."""
 
 
 def of_casts(walk: Walk, book: Rulebook) -> Iterator[RawFinding]:
@@ -65,7 +72,10 @@ def _facts(walk: Walk, training: Training) -> dict[str, object] | None:
 
 def _has_batch_norm(walk: Walk, model: Hashable) -> bool:
     """Whether a model is known to have a BatchNorm that stays as it was cast."""
-    return model not in walk.record.unsettled and any(layer.op == "batch_norm" for layer in walk.layers(model))
+    if model in walk.record.unsettled:
+        return False
+    made_by = walk.libraries.get(model, "")
+    return _NORMED.match(made_by) is not None or any(layer.op == "batch_norm" for layer in walk.layers(model))
 
 
 def _spoken(dtypes: Dtypes) -> str:

@@ -33,7 +33,7 @@ LISTED = "optimizer = torch.optim.SGD([p for p in model.parameters() if p.requir
     [
         ("model = nn.Linear(8, 2)\nmodel.half()", True),
         ("model = AutoModel.from_pretrained('name')\nmodel.half()", True),
-        ("model = torchvision.models.resnet18()\nmodel.half()", True),
+        ("model = torchvision.models.swin_t()\nmodel.half()", True),
         ("model = build()\nmodel.half()", False),
         ("model = given\nmodel.half()", False),
         ("model = nn.Linear(8, 2)\nmodel.bias.requires_grad = True\nmodel.half()", False),
