@@ -55,7 +55,7 @@ from amp_audit.static.dtypes.values import (
     join,
     options,
 )
-from amp_audit.static.source.names import BORN_IN_BFLOAT16, loads_model
+from amp_audit.static.source.names import BORN_IN_BFLOAT16, is_called_model, loads_model
 
 _LIKE_ADAMW = dict.fromkeys(("transformers.AdamW", "transformers.optimization.AdamW"), 1e-6)
 """Optimizers of other libraries that update the parameters as they are, with the ``eps`` that each has by itself."""
@@ -150,7 +150,8 @@ class Models(Operations):
         if base.id in self.born_in_bfloat16 and live is not None:
             name, place = self.born_in_bfloat16[base.id]
             self.notice_pretrained(name, place, live.dtypes)
-        if live is None or base.id not in self.models or "loss" in text.lower():
+        known = base.id in self.models or (text == base.text and is_called_model(text.rpartition(".")[2]))
+        if live is None or not known or "loss" in text.lower():
             return Opaque((self.path, at), text)
         return Opaque((self.path, at), text, dtypes=live.dtypes, origin="model")
 
@@ -291,7 +292,8 @@ class Models(Operations):
 
     def _cast(self, base: Layer | Object | Opaque, target: DType, at: int) -> Value:
         if not base.id or (isinstance(base, Opaque) and base.origin == "model"):
-            return Tensor(target.dtypes, "", target.assumed, origin="cast")
+            lowered = base.text if isinstance(base, Opaque) and base.dtypes & HALVES else ""
+            return Tensor(target.dtypes, lowered, target.assumed, origin="cast")
         low = target.dtypes & HALVES
         if not low and isinstance(base.id, tuple) and len(base.id) == 2 and base.id[1] == "[]":
             self.record.unsettled.add(base.id[0])

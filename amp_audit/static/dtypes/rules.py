@@ -104,8 +104,11 @@ def _run(project: Project, reach: Programs) -> Walk:
         if module.words & (_PRECISION_WORDS | _TRAINING_WORDS):
             walk.run_module(module)
     for module in project.modules.values():
+        entering = frozenset(function.name for function, _ in _functions(module) if "autocast" in _words(function))
         for function, cls in _functions(module):
-            if _words(function) & _PRECISION_WORDS or function.words | {"backward", "optimizer"} >= _TRAINING_WORDS:
+            trains = function.words | {"backward", "optimizer"} >= _TRAINING_WORDS
+            uses = "backward" in function.words and not entering.isdisjoint(function.words)  # what a region gives
+            if trains or uses or _words(function) & _PRECISION_WORDS:
                 walk.run_function(module, function, cls, None)
     _run_joining(project, walk)
     _run_users(project, walk)
