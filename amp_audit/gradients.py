@@ -93,7 +93,14 @@ def cleared(held: Gradients, event: Event) -> Gradients:
 def carried_on(held: Gradients, event: Event) -> Gradients:
     """After the end of an iteration: what no step has used waits for the boundary tests that did not come true."""
     carried = held.carried | event.boundaries if held.waiting else held.carried
-    return replace(held, cleared=False, clipped=False, fresh=False, carried=carried, wiped=frozenset())
+    return replace(
+        held,
+        cleared=False,
+        clipped=held.clipped and held.value == "none",
+        fresh=False,
+        carried=carried,
+        wiped=frozenset(),
+    )
 
 
 def wasted(held: Iterable[Gradients], event: Event) -> str:

@@ -121,6 +121,11 @@ def is_average(name: str, method: str) -> bool:
     return method in _AVERAGING and bool(_AVERAGE_NAME.search(name))
 
 
+def is_averaged_model(symbol: Symbol) -> bool:
+    """Whether it is an average that ``torch.optim.swa_utils`` keeps, whatever it is called."""
+    return symbol.key.startswith("torch.optim.swa_utils.AveragedModel(")
+
+
 def tail(symbol: Symbol) -> str:
     return symbol.text.rpartition(".")[2] if symbol.text else ""
 

@@ -15,7 +15,7 @@ from amp_audit.static.walking.algebra import combine, descaled, subscript
 from amp_audit.static.walking.byhand import is_measure, is_weights
 from amp_audit.static.walking.choices import chosen, is_choice
 from amp_audit.static.walking.contexts import place_of
-from amp_audit.static.walking.ducks import OWNING, SCALER_NAME, is_average, tail, tail_of
+from amp_audit.static.walking.ducks import OWNING, SCALER_NAME, is_average, is_averaged_model, tail, tail_of
 from amp_audit.static.walking.lineage import (
     FROZEN,
     UNCACHED,
@@ -376,7 +376,7 @@ class Methods(Ranks):
         self.threaded(f"{base.key} {base.text}", name, args, named, node.at, world)
         if name == "register_comm_hook":
             self.comm_hook(node, [*args, *named.values()], world)
-        if is_average(tail(base), name):
+        if is_average(tail(base), name) or (name == "update_parameters" and is_averaged_model(base)):
             self.walker.emit(world, Event(Kind.AVERAGE), node.at)
             return [(NONE, world)]
         if name == "step" and is_scheduler(tail(base)):
