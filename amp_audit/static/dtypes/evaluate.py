@@ -12,10 +12,12 @@ from amp_audit import policy
 from amp_audit.records import replace
 from amp_audit.static.binding import project
 from amp_audit.static.binding.fields import Fields
+from amp_audit.static.binding.options import named_default
 from amp_audit.static.dtypes import averages
 from amp_audit.static.dtypes.arguments import Named, computed, info_attribute, torch_dtype
 from amp_audit.static.dtypes.frames import Frame
 from amp_audit.static.dtypes.freezing import Freezing
+from amp_audit.static.dtypes.guards import skip_guards
 from amp_audit.static.dtypes.lasts import negated
 from amp_audit.static.dtypes.truths import Truths
 from amp_audit.static.dtypes.values import (
@@ -90,6 +92,7 @@ class Evaluation(Truths):
         self.modules: dict[str, dict[str, Value]] = {}
         self._methods_of: dict[project.ClassRef, dict[str, tuple[project.ClassRef, ir.Function]]] = {}
         self._is_module: dict[project.ClassRef, bool] = {}
+        self._skip_guards: dict[str, frozenset[int]] = {}
         self.cast_by_hand: set[tuple[str, int]] = set()
 
     @abc.abstractmethod
@@ -220,6 +223,15 @@ class Evaluation(Truths):
     def _eval_attr(self, node: ir.Attr) -> Value:
         found = [self.attribute(base, node.name) for base in options(self.eval(node.base))]
         return reduce(join, found)
+
+    def is_skip_guard(self, at: int) -> bool:
+        module = self.frame.module
+        if module.path not in self._skip_guards:
+            self._skip_guards[module.path] = skip_guards(module)
+        return at in self._skip_guards[module.path]
+
+    def option_default(self, name: str) -> str | None:
+        return named_default(name, self.project)
 
     def attribute(self, base: Value, name: str) -> Value:
         """``base.name``."""

@@ -247,7 +247,7 @@ def _finding(rule: Rule, detector: Detector, use: Use, match: _Match) -> RawFind
     message = filled(detector.message, {**facts, "value": value, "op": op})
     if message and match.guessed:
         message += ", assuming that the model ends in an op that autocast lowers"
-    elif message and assumed and use.region is not None:
+    elif message and assumed and use.region is not None and use.region.assumed:
         message += ", assuming that it runs in the project's autocast region"
     place, related = _stands(use, detector)
     return RawFinding(rule, *place, message, confidence, detector.severity, related, facts)

@@ -109,7 +109,7 @@ _AVERAGES = {
 }
 """Classes that keep an average of a model's weights in a copy of the model, and the methods that move it on."""
 _MODEL = re.compile(r"(\w+_)?(model|net|network|unet)", re.IGNORECASE)
-"""What models are called, whoever made them."""
+"""What the model is called that a program trains or tests: no encoder or teacher, which others may have cast."""
 _TELLING = frozenset({"parameters", "named_parameters", "train", "eval", "zero_grad"})
 """Methods by whose calls a model is known, whatever made it."""
 
@@ -121,7 +121,7 @@ class Models(Operations):
         super().__init__()
         self.models: set[Hashable] = set()
         self.idle_scalers: set[Hashable] = set()  # built with enabled=False
-        self.born_in_bfloat16: dict[Hashable, tuple[str, Place]] = {}  # pretrained models -> name, where loaded
+        self.born_in_bfloat16: dict[Hashable, tuple[str, Place, bool]] = {}  # -> name, where loaded, by default
         self.buffers: dict[Hashable, dict[str, Tensor]] = {}
         self.eps: dict[Hashable, float | None] = {}  # of optimizers that add one to a low-precision denominator
         self.around_low: set[Hashable] = set()  # made by a library around a model that is low (adapters)
@@ -148,8 +148,7 @@ class Models(Operations):
         if live is None and text == base.text and loads_model(self.libraries.get(base.id, "")):
             return Opaque((self.path, at), text, dtypes=self.weight_dtypes(base), origin="loaded")
         if base.id in self.born_in_bfloat16 and live is not None:
-            name, place = self.born_in_bfloat16[base.id]
-            self.notice_pretrained(name, place, live.dtypes)
+            self.notice_pretrained(*self.born_in_bfloat16[base.id], live.dtypes)
         known = base.id in self.models or (text == base.text and is_called_model(text.rpartition(".")[2]))
         if live is None or not known or "loss" in text.lower():
             return Opaque((self.path, at), text)
@@ -180,7 +179,7 @@ class Models(Operations):
             if name == "load_state_dict":
                 self.record.restored.setdefault(_place(base.id), (self.path, at))
             return NOTHING
-        if name == "get_scale" and self._scales(base):
+        if name == "get_scale" and self._scales(base) and not self.is_skip_guard(at):
             self.synchronised(NOTHING, at)
         if name == "scale" and args and self._scales(base):
             self._scaled(args[0], at)
@@ -338,10 +337,10 @@ class Models(Operations):
                         seen.add(child)
                         todo.append(child)
 
-    def notice_pretrained(self, name: str, place: Place, dtypes: Dtypes) -> None:
+    def notice_pretrained(self, name: str, place: Place, assumed: bool, dtypes: Dtypes) -> None:
         """Note that a model trained in bfloat16 is run in another dtype; the note stands where it is loaded."""
         path, self.path = self.path, place[0]
-        self.notice("pretrained", Tensor(dtypes), place[1], name)
+        self.notice("pretrained", Tensor(dtypes, assumed=assumed), place[1], name)
         self.path = path
 
     def is_partly_low(self, model: Hashable) -> bool:
@@ -436,14 +435,25 @@ class Models(Operations):
             return Opaque((self.path, at), name)
         return made_by_numpy(name, args, named)
 
-    def _loaded(self, name: str, named: Named, at: int) -> None:
+    def _loaded(self, given: Value, named: Named, at: int) -> None:
         """``from_pretrained(name)`` of a model that was trained in bfloat16."""
-        if not BORN_IN_BFLOAT16.search(name):
+        default = isinstance(given, Opaque)
+        name = self.option_default(given.text) if isinstance(given, Opaque) else getattr(given, "value", None)
+        if not isinstance(name, str) or not BORN_IN_BFLOAT16.search(name):
             return
-        self.born_in_bfloat16[self.path, at] = (name, (self.path, at))
+        name = f"{name}, the default," if default else name
+        self.born_in_bfloat16[self.path, at] = (name, (self.path, at), default)
         told = told_dtype(named) or told_dtype({"dtype": named["torch_dtype"]} if "torch_dtype" in named else {})
         if told is not None and not _HALF_PROOF.search(name):
-            self.notice_pretrained(name, (self.path, at), told.dtypes)
+            self.notice_pretrained(name, (self.path, at), default, told.dtypes)
+
+    @abc.abstractmethod
+    def is_skip_guard(self, at: int) -> bool:
+        """Whether what ``get_scale`` returns here only tells that the step was skipped, which it waited for itself."""
+
+    @abc.abstractmethod
+    def option_default(self, name: str) -> str | None:
+        """The text that an option of the command line of this name is where nobody says otherwise."""
 
     def _managed(self, args: Sequence[Value], named: Named) -> None:
         for value in (*args, *named.values()):
@@ -471,8 +481,8 @@ class Models(Operations):
         if any(self.is_partly_low(model) for value in args for model in _models(value)):
             self.around_low.add((self.path, at))
         first = args[0] if args else NOTHING
-        if loads_model(dotted) and isinstance(first, Const) and isinstance(first.value, str):
-            self._loaded(first.value, named, at)
+        if loads_model(dotted):
+            self._loaded(first, named, at)
         if last == "GradScaler" and _is(named.get("enabled"), False):
             self.idle_scalers.add((self.path, at))
         if "Output" in last and last[:1].isupper() and named:

@@ -9,6 +9,7 @@ from amp_audit.model import Confidence, Severity
 from amp_audit.records import record
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.static.binding.dicts import entries, is_dict
+from amp_audit.static.binding.options import default_of
 from amp_audit.static.binding.origins import Origin, Origins, Where
 from amp_audit.static.binding.project import ClassRef, Project, Scope
 from amp_audit.static.binding.signatures import SCALERS, argument
@@ -16,11 +17,11 @@ from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
 from amp_audit.static.source.literals import is_literally
 from amp_audit.static.source.names import BORN_IN_BFLOAT16
-from amp_audit.static.source.traverse import last_word, parts, statements, walk
+from amp_audit.static.source.traverse import dotted_text, last_word, parts, statements, walk
 from amp_audit.static.spots.checks import ACCELERATOR, mixed_precision
 from amp_audit.static.spots.configs import in_json, lookup
+from amp_audit.static.spots.halved import halves, halving, unwrapped
 from amp_audit.static.spots.handed import Space, reached
-from amp_audit.static.spots.options import default_of
 from amp_audit.static.spots.prepared import Prepared, depends, identities
 from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
 from amp_audit.static.spots.upcast import is_treated
@@ -327,10 +328,26 @@ def half_loaded(
         if is_treated(model, module.body if where.scope is None else where.scope.function.body):
             continue
         made = [o for o in origins.of(model, where) if not _is_rebound(o, call)]
-        loads = [o.expr for o in made if _loads_half(o.expr, o.where, project, origins)]
+        loads = [half for o in made if (half := _half_from(o, call, project, origins)) is not None]
         is_local = all(o.where.module is module for o in made)
-        if loads and loads[0] is not None and len(loads) == len(made) and is_local:
+        if loads and len(loads) == len(made) and is_local:
             yield RawFinding(rule, module.path, loads[0].at, detector.message, related=(step,))
+
+
+def _half_from(made: Origin, handed: ir.Call, project: Project, origins: Origins) -> ir.Expr | None:
+    """From which expression on a pretrained model is float16 when it is ``handed`` over; None if it is not seen."""
+    expr = unwrapped(made.expr) if made.expr is not None else None
+    if expr is None or _loads_half(expr, made.where, project, origins):
+        return expr
+    scope = made.where.scope
+    loads = [part for part in walk(expr) if isinstance(part, ir.Call) and method(part) == "from_pretrained"]
+    if loads:
+        body = scope.function.body if scope is not None else made.where.module.body
+        return halving(loads[0], body, handed.at if any(part is handed for part in parts(body)) else None)
+    if not isinstance(expr, ir.Call) or not isinstance(expr.func, ir.Attr) or not halves(expr):
+        return None
+    before = [origin.expr for origin in origins.of(expr.func.base, made.where) if origin.expr is not None]
+    return expr if any("from_pretrained" in dotted_text(each) for each in before) else None
 
 
 def _handed_over(

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from amp_audit.static.binding.project import Project
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import parts
-from amp_audit.static.spots.spaces import method
 
 
 def default_of(expr: ir.Expr, project: Project) -> str | None:
     """The text that ``args.name`` is by default, where one ``add_argument("--name", default=...)`` alone says so."""
-    if not isinstance(expr, ir.Attr):
-        return None
-    found = {default for dest, default in _declared(project) if dest == expr.name}
+    return named_default(expr.name, project) if isinstance(expr, ir.Attr) else None
+
+
+def named_default(name: str, project: Project) -> str | None:
+    """The same for an option by its name."""
+    found = {default for dest, default in _declared(project) if dest == name}
     return found.pop() if len(found) == 1 else None
 
 
@@ -22,7 +24,7 @@ def _declared(project: Project) -> Iterator[tuple[str, str | None]]:
     """The options of the parsers of a project with the texts that they default to (None: no text)."""
     for module in project.modules.values():
         for call in parts(module.body, into=True) if "add_argument" in module.words else ():
-            if isinstance(call, ir.Call) and method(call) == "add_argument":
+            if isinstance(call, ir.Call) and isinstance(call.func, ir.Attr) and call.func.name == "add_argument":
                 given = {arg.keyword: arg.value for arg in call.args if arg.keyword is not None}
                 flags = [text for arg in call.args if arg.keyword is None and (text := _text(arg.value))]
                 named = next((flag for flag in flags if flag.startswith("--")), flags[0] if flags else "")
