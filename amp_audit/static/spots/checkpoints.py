@@ -244,7 +244,7 @@ class _Reader:
                 self._scaling(expression, where)
             self._statement(node, where, own, states)
         for checkpoint in own:
-            checkpoint.function = name
+            checkpoint.function = _state_of(where.cls) if where.cls is not None and name == "state_dict" else name
         self.found.checkpoints += own
         if where.cls is not None and name in ("state_dict", "load_state_dict"):
             if _SCALER.search(where.cls.cls.name):
@@ -356,8 +356,20 @@ class _Reader:
                 if spelled and spelled in checkpoint.names:
                     checkpoint.save = checkpoint.save or save
                     checkpoint.states |= told
-            if isinstance(part, ir.Call) and part is not call and last_word(part.func) not in ("state_dict", ""):
-                self.found.written.append((last_word(part.func), save, frozenset(told)))
+            if isinstance(part, ir.Call) and part is not call and (name := self._returning(part)):
+                self.found.written.append((name, save, frozenset(told)))
+
+    def _returning(self, call: ir.Call) -> str:
+        """The function of the project that a call may be of; ``state_dict`` only where its class is known."""
+        name = last_word(call.func)
+        if name != "state_dict" or not isinstance(call.func, ir.Attr):
+            return name
+        if self.origins.is_self(call.func.base, self.where) and self.where.cls is not None:
+            return _state_of(self.where.cls)
+        made = [(one.expr, one.where) for one in self.origins.of(call.func.base, self.where)]
+        calls = [(expr.func, where) for expr, where in made if isinstance(expr, ir.Call)]
+        classes = [self.project.resolve(where.module, func, where.scope) for func, where in calls]
+        return next((_state_of(cls) for cls in classes if isinstance(cls, ClassRef)), "")
 
     def _states(self, root: ir.Expr, states: dict[str, set[str]]) -> set[str]:
         """Whose states an expression holds."""
@@ -422,6 +434,10 @@ class _Reader:
 
     def _is_scaler(self, name: str) -> bool:
         return bool(_SCALER.search(name)) or name in self.scalers
+
+
+def _state_of(cls: ClassRef) -> str:
+    return f"{cls.cls.name}.state_dict"
 
 
 def _of_all(comprehension: ir.Comprehension) -> str:
