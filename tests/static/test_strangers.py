@@ -115,3 +115,29 @@ def train(G, D, loader, og, od):
         scaler.update()
 """
     assert ("AMP223", line(source, "step(og)")) in {(rule, at) for rule, _, at in found(source)}
+
+
+def test_clipping_before_its_own_unscale_is_told_after_the_step_of_another_one() -> None:
+    source = """
+import torch
+
+def train(G, D, loader, opt_g, opt_d):
+    scaler = torch.amp.GradScaler("cuda")
+    for real, z in loader:
+        with torch.autocast("cuda"):
+            fake = G(z)
+            loss_d = D(fake.detach()).mean() - D(real).mean()
+        opt_d.zero_grad()
+        scaler.scale(loss_d).backward()
+        scaler.unscale_(opt_d)
+        torch.nn.utils.clip_grad_norm_(D.parameters(), 1.0)
+        scaler.step(opt_d)
+        with torch.autocast("cuda"):
+            loss_g = -D(fake).mean()
+        opt_g.zero_grad()
+        scaler.scale(loss_g).backward()
+        torch.nn.utils.clip_grad_norm_(G.parameters(), 1.0)
+        scaler.step(opt_g)
+        scaler.update()
+"""
+    assert {(rule, at) for rule, _, at in found(source)} == {("AMP202", line(source, "(G.parameters"))}
