@@ -55,7 +55,7 @@ from amp_audit.static.dtypes.values import (
     join,
     options,
 )
-from amp_audit.static.source.names import BORN_IN_BFLOAT16, is_called_model, loads_model
+from amp_audit.static.source.names import BORN_IN_BFLOAT16, loads_model
 
 _LIKE_ADAMW = dict.fromkeys(("transformers.AdamW", "transformers.optimization.AdamW"), 1e-6)
 """Optimizers of other libraries that update the parameters as they are, with the ``eps`` that each has by itself."""
@@ -149,8 +149,7 @@ class Models(Operations):
             return Opaque((self.path, at), text, dtypes=self.weight_dtypes(base), origin="loaded")
         if base.id in self.born_in_bfloat16 and live is not None:
             self.notice_pretrained(*self.born_in_bfloat16[base.id], live.dtypes)
-        known = base.id in self.models or (text == base.text and is_called_model(text.rpartition(".")[2]))
-        if live is None or not known or "loss" in text.lower():
+        if live is None or base.id not in self.models or "loss" in text.lower():
             return Opaque((self.path, at), text)
         return Opaque((self.path, at), text, dtypes=live.dtypes, origin="model")
 

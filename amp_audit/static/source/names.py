@@ -35,7 +35,7 @@ def is_weights(name: str) -> bool:
 
 
 _MODEL = re.compile(
-    r"(^|_)(models?|nets?|networks?|module|encoder|decoder|generator|discriminator|backbone|critic|actor|teacher|student)"
+    r"(^|_)(models?|u?nets?|networks?|module|encoder|decoder|generator|discriminator|backbone|critic|actor|teacher|student)"
     r"(_?\d+)?$|^[GD]$",
     re.IGNORECASE,
 )
