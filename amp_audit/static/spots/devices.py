@@ -32,7 +32,7 @@ class Choice:
 
 
 def choice(module: ir.Module) -> Choice:
-    """The kinds of device that a module picks by a condition where it could pick CUDA.
+    """The kinds of device that a module picks by a condition where it could pick CUDA, or by an option's default.
 
     ``"cuda" if torch.cuda.is_available() else "cpu"``, or an ``if`` whose arms assign different kinds of device.
     Nothing for a module that insists on CUDA.
@@ -45,7 +45,9 @@ def choice(module: ir.Module) -> Choice:
         others = _instead_of_cuda(*arms)
         found |= others
         minded = minded or (not others and _asks_for_cuda(test))
-    return Choice(frozenset(found), minded, given and not any(map(_is_on_cuda, parts(module.body, into=True))))
+    on_cuda = any(map(_is_on_cuda, parts(module.body, into=True)))
+    unless_told = set() if on_cuda else set().union(*map(_default_device, parts(module.body, into=True)))
+    return Choice(frozenset(found | unless_told), minded or bool(unless_told), given and not on_cuda)
 
 
 def _is_of_a_device(part: ir.Expr) -> bool:
@@ -54,6 +56,17 @@ def _is_of_a_device(part: ir.Expr) -> bool:
         return False
     kind = next((arg.value for arg in part.args if arg.keyword in (None, "device_type")), None)
     return isinstance(kind, ir.Attr) and kind.name == "type" and "device" in last_word(kind.base).lower()
+
+
+def _default_device(part: ir.Expr) -> set[str]:
+    """The device other than CUDA that ``add_argument("--device", default="cpu")`` picks where nobody names one."""
+    if not isinstance(part, ir.Call) or last_word(part.func) not in ("add_argument", "option", "DEFINE_string"):
+        return set()
+    named = any(
+        isinstance(arg.value, ir.Const) and str(arg.value.value).lstrip("-") == "device" for arg in part.args[:2]
+    )
+    default = [arg.value for arg in part.args if arg.keyword == "default"]
+    return _literals(default) - {"cuda"} if named else set()
 
 
 def _is_on_cuda(part: ir.Expr) -> bool:
