@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from amp_audit.model import Confidence
-from tests.static.found import findings, lines
+from amp_audit.static.check import check
+from tests.static.found import BOOK, findings, lines
 
 LIGHTNING = """\
 import lightning.pytorch as pl
@@ -273,3 +274,41 @@ def test_pins_in_a_file_that_the_requirements_include(tmp_path: Path) -> None:
     base = tmp_path / "requirements" / "base.txt"
     base.write_text("-r ../requirements.txt\npytorch-lightning >1.7.0, <2.0.0  # strict\n", encoding="utf-8")
     assert lines(tmp_path, "AMP804", source) == []
+
+
+LOADER = """
+import torch
+from transformers import AutoModelForCausalLM
+
+
+def get_model(name):
+    return AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.float16)
+"""
+CALLER = """
+from accelerate import Accelerator
+
+from loader import get_model
+
+
+def main(batches, optimizer):
+    accelerator = Accelerator(mixed_precision="fp16")
+    model = get_model("gpt2")
+    BETWEEN
+    model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+    for batch in batches:
+        accelerator.backward(model(**batch).loss)
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("between", "told"), [("pass", [7]), ("model.float()", []), ("model.requires_grad_(False)", [])]
+)
+def test_a_model_that_another_file_loads(between: str, told: list[int], tmp_path: Path) -> None:
+    (tmp_path / "loader.py").write_text(LOADER)
+    (tmp_path / "train.py").write_text(CALLER.replace("BETWEEN", between))
+    found = check([tmp_path], BOOK).findings
+    places = [each.location for each in found if each.rule == "AMP802"]
+    assert [(place.path.rpartition("/")[2], place.line) for place in places if place] == [
+        ("loader.py", n) for n in told
+    ]

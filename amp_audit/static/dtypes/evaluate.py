@@ -18,6 +18,7 @@ from amp_audit.static.dtypes.arguments import Named, computed, info_attribute, t
 from amp_audit.static.dtypes.frames import Frame
 from amp_audit.static.dtypes.freezing import Freezing
 from amp_audit.static.dtypes.guards import skip_guards
+from amp_audit.static.dtypes.indexing import is_mask, picks
 from amp_audit.static.dtypes.lasts import negated
 from amp_audit.static.dtypes.truths import Truths
 from amp_audit.static.dtypes.values import (
@@ -56,7 +57,7 @@ from amp_audit.static.dtypes.values import (
 from amp_audit.static.dtypes.widening import BLANK, keeps_dimensions
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_weights
-from amp_audit.static.source.traverse import dotted_text, last_word, root_name
+from amp_audit.static.source.traverse import dotted_text, root_name
 
 _HANDLERS: dict[type, str] = {kind: f"_eval_{kind.__name__.lower()}" for kind in get_args(ir.Expr)}
 
@@ -75,8 +76,7 @@ _CAST_ALONG = (frozenset({"float32"}), frozenset({"float64"}))
 """What of a model's buffers its casts are known to change."""
 _SIDES = re.compile(r"_?(h|w|height|width)\d?", re.IGNORECASE)
 """What the sides of maps and images are called."""
-_MASK = re.compile(r"(^|_)mask(_|$)|(^|_)(indices|idxs|inds)$", re.IGNORECASE)
-"""What masks, and tensors of indices, are called."""
+_OF_DICTS = frozenset({"get", "items", "keys", "values", "pop", "update", "setdefault", "copy"})
 _TENSOR_WORDS = ("shape", "ndim", "nbytes", "itemsize")
 
 
@@ -161,7 +161,7 @@ class Evaluation(Truths):
             self.bind(target.base, Table(((REST, value if before is None else join(before, value)),)), at)
         elif (
             isinstance(base, Tensor)
-            and (_picks(index) or _is_mask(target.index))
+            and (picks(index) or is_mask(target.index))
             and isinstance(value, Tensor)
             and not value.scalar
         ):
@@ -259,7 +259,8 @@ class Evaluation(Truths):
         if isinstance(base, Items) and name in ("values", "indices") and len(base.items) == 2:
             return base.items[name == "indices"]
         if isinstance(base, Table):
-            return base.get(name) or Method(base, name)
+            known = name in _OF_DICTS and all(key != name for key, _ in base.items)
+            return Method(base, name) if known else base.get(name) or Method(base, name)
         if isinstance(base, Opaque):
             return self._opaque_attribute(base, name)
         if isinstance(base, Layer) and name in ("weight", "bias") and base.op != "sequential":
@@ -491,7 +492,11 @@ class Evaluation(Truths):
         self.frame.env.update(kept)
         if isinstance(value, Params):
             return replace(value, partly=self.freezing.leaves_out(value, conditions))
-        return NOTHING if node.kind == "dict" else Many(value)
+        if node.kind == "dict":
+            if conditions or not isinstance(value, Tensor) or not value.of:
+                return NOTHING
+            return Table(((REST, replace(value, of=averages.kept(value.of))),))
+        return Many(value)
 
     def _cast_entries(self, node: ir.Comprehension, value: Value) -> None:
         """Note that every entry of a batch, which a loop has just bound, is cast whatever it holds."""
@@ -530,21 +535,6 @@ def _with_defaults(op: str, sides: Sequence[Value]) -> Const | None:
     if op not in ("==", "!=") or not len(consts) == len(sides) == 2:
         return None
     return Const.of((consts[0] == consts[1]) is (op == "=="), assumed=True)
-
-
-def _picks(index: Value) -> bool:
-    """Whether an index holds tensors or lists, so that writing to it is ``index_put_`` and not a copy to a view."""
-    parts = index.items if isinstance(index, Items) else (index,)
-    return any(isinstance(part, (Tensor, Many)) for part in parts)
-
-
-def _is_mask(index: ir.Expr) -> bool:
-    """Whether an index is a mask, or a list of indices, by how it is spelled."""
-    if isinstance(index, ir.Sequence):
-        return any(map(_is_mask, index.items))
-    if isinstance(index, (ir.Compare, ir.Unary)):
-        return isinstance(index, ir.Compare) or index.op == "~"
-    return _MASK.search(last_word(index)) is not None
 
 
 def region_of(value: Value) -> Region | None:

@@ -47,6 +47,6 @@ def _is_capped(name: str, lasts: Sequence[str]) -> bool:
     """Whether an op gives what has no large element, by the ops that made its tensors."""
     if name == "sub" and len(lasts) == 2:
         return lasts[1] in ("amax", "max", "logsumexp")
-    if len(lasts) != 1:
-        return False
-    return lasts[0] == _CAPPED if name in ("mul", "div") else name == "neg" and negated(lasts[0]) == _CAPPED
+    if name in ("mul", "div"):
+        return lasts[:1] == [_CAPPED]
+    return name == "neg" and [*map(negated, lasts)] == [_CAPPED]

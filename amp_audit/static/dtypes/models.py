@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import reduce
 
 from amp_audit.records import replace
@@ -15,7 +15,6 @@ from amp_audit.static.dtypes.arguments import (
     cast_target,
     dtype_of,
     finfo,
-    flat,
     is_device,
     layers_in,
     math_result,
@@ -25,6 +24,7 @@ from amp_audit.static.dtypes.arguments import (
     torch_dtype,
 )
 from amp_audit.static.dtypes.arrays import made_by_numpy
+from amp_audit.static.dtypes.holding import MODEL_KINDS, layers_held, models_held, models_in
 from amp_audit.static.dtypes.ops import DEFAULT, Operations
 from amp_audit.static.dtypes.record import Cast, Place, Training
 from amp_audit.static.dtypes.values import (
@@ -51,7 +51,6 @@ from amp_audit.static.dtypes.values import (
     Value,
     as_tensor,
     by_name,
-    element,
     join,
     options,
 )
@@ -85,7 +84,6 @@ _EPS = {
 }
 """The optimizers of torch that divide by a state to which they add eps, and its default."""
 _SETS_DEFAULT = frozenset({"torch.set_default_dtype", "torch.set_default_tensor_type"})
-_MODEL_KINDS = (Layer, Object, Opaque)
 _SIZES: Mapping[str, tuple[str, ...]] = {
     "Linear": ("in_features", "out_features"),
     "Conv1d": ("in_channels", "out_channels"),
@@ -141,7 +139,7 @@ class Models(Operations):
         if base.id in self.models or base.id not in self.libraries:
             own = base.id in self.models and not self.is_partly_low(base.id) and "loss" not in text.lower()
             self.foreign_call("model" if own else "call", args, named, at)
-        self.untold.update(model for value in (*args, *named.values()) for model in _models(value))
+        self.untold.update(model for value in (*args, *named.values()) for model in models_in(value))
         live = self.live
         if base.id in self.models:
             self.note_training()
@@ -195,7 +193,7 @@ class Models(Operations):
             return self._numpy(name, args, named, at)
         if isinstance(base, Opaque) and self.libraries.get(base.id, "").startswith(KEEPS_MASTER_WEIGHTS):
             self._managed(args, named)
-        if isinstance(base, _MODEL_KINDS):
+        if isinstance(base, MODEL_KINDS):
             found = self._of_model(base, name, args, named, at)
             if found is not None:
                 return found
@@ -330,8 +328,8 @@ class Models(Operations):
         todo, seen = [whole], {whole}
         while todo:
             for value in self.heap.get(todo.pop(), {}).values():
-                yield from _layers(value)
-                for child in _parts(value):
+                yield from layers_held(value)
+                for child in models_held(value):
                     if child not in seen:
                         seen.add(child)
                         todo.append(child)
@@ -354,7 +352,7 @@ class Models(Operations):
             if key == part:
                 return True
             for value in self.heap.get(key, {}).values():
-                for child in _parts(value):
+                for child in models_held(value):
                     if child not in seen:
                         seen.add(child)
                         todo.append(child)
@@ -393,9 +391,9 @@ class Models(Operations):
             self._set_default(args[0], at)
             return NOTHING
         if dotted in _TRANSPARENT and args:
-            self.models.update(_models(args[0]))
+            self.models.update(models_in(args[0]))
             if last == "DataParallel" and root.startswith("torch."):
-                self.gathered.update(_models(args[0]))
+                self.gathered.update(models_in(args[0]))
             return args[0]
         if dotted.startswith(KEEPS_MASTER_WEIGHTS):
             self._managed(args, named)
@@ -417,7 +415,7 @@ class Models(Operations):
 
     def _copied(self, args: Sequence[Value], at: int) -> Value:
         """A deep copy: another model, in the same dtype."""
-        if not args or not isinstance(args[0], _MODEL_KINDS):
+        if not args or not isinstance(args[0], MODEL_KINDS):
             return args[0] if args else NOTHING
         copy = Opaque((self.path, at))
         own = self.casts.get(args[0].id)
@@ -456,7 +454,7 @@ class Models(Operations):
 
     def _managed(self, args: Sequence[Value], named: Named) -> None:
         for value in (*args, *named.values()):
-            self.record.managed.update(_models(value))
+            self.record.managed.update(models_in(value))
 
     def _function(self, dotted: str, last: str, args: Sequence[Value], named: Named, at: int) -> Value:
         if dotted.startswith("math."):
@@ -472,12 +470,12 @@ class Models(Operations):
             return self.apply(op, args, named, at)
         for option in (value for value in args for value in options(value)):
             told = told_dtype(named)
-            if told is not None and isinstance(option, _MODEL_KINDS) and not told.dtypes & HALVES:
+            if told is not None and isinstance(option, MODEL_KINDS) and not told.dtypes & HALVES:
                 self._cast(option, told, at)
         self.libraries[self.path, at] = dotted
         if not dotted.startswith(("torch.", "builtins.")):
-            self.untold.update(model for value in (*args, *named.values()) for model in _models(value))
-        if any(self.is_partly_low(model) for value in args for model in _models(value)):
+            self.untold.update(model for value in (*args, *named.values()) for model in models_in(value))
+        if any(self.is_partly_low(model) for value in args for model in models_in(value)):
             self.around_low.add((self.path, at))
         first = args[0] if args else NOTHING
         if loads_model(dotted):
@@ -587,42 +585,3 @@ def _is_vector(tensor: Tensor) -> bool:
 def _place(optimizer: Hashable) -> Place:
     assert isinstance(optimizer, tuple)
     return optimizer
-
-
-def _parts(value: Value) -> Iterator[Hashable]:
-    """The models that an attribute holds."""
-    for option in options(value):
-        if isinstance(option, (Items, Many, Table)):
-            held = [element(option)] if isinstance(option, Many) else _held(option)
-            for inner in held:
-                yield from _parts(inner)
-        elif isinstance(option, _MODEL_KINDS) and option.id:
-            yield option.id
-            if isinstance(option, Layer):
-                for part in option.parts:
-                    yield from _parts(part)
-
-
-def _layers(value: Value) -> Iterator[Layer]:
-    """The layers that an attribute holds."""
-    for option in options(value):
-        if isinstance(option, Layer):
-            yield option
-            for part in option.parts:
-                yield from _layers(part)
-        elif isinstance(option, (Items, Many, Table)):
-            for inner in [element(option)] if isinstance(option, Many) else _held(option):
-                yield from _layers(inner)
-
-
-def _held(value: Items | Table) -> Iterable[Value]:
-    return value.items if isinstance(value, Items) else [inner for _, inner in value.items]
-
-
-def _models(value: Value) -> Iterable[Hashable]:
-    for one in flat(value):
-        for option in options(one):
-            if isinstance(option, _MODEL_KINDS) and option.id:
-                yield option.id
-            elif isinstance(option, Params):
-                yield from option.of

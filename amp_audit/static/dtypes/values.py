@@ -340,7 +340,8 @@ def join(one: Value, two: Value) -> Value:
     if isinstance(one, DType) and isinstance(two, DType):
         return DType(one.dtypes | two.dtypes, one.assumed or two.assumed, one.borrowed or two.borrowed)
     if isinstance(one, (Items, Many)) and isinstance(two, (Items, Many)):
-        return Many(join(element(one), element(two)))
+        filled = [value for value in (one, two) if value != Items(())]  # what is empty adds no item
+        return Many(reduce(join, map(element, filled)))
     if isinstance(one, Table) and isinstance(two, Table) and is_filled(one) and is_filled(two):
         return (
             Table(((REST, join(one.items[0][1], two.items[0][1])),)) if one.items and two.items else _longer(one, two)

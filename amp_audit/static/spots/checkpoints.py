@@ -220,6 +220,7 @@ class _Reader:
         self.origins = origins
         self.scalers = scalers
         self.where = Where(module)
+        self.made: dict[str, ir.Call] = {}
         self.found = _Part()
 
     def part(self) -> _Part:
@@ -233,6 +234,7 @@ class _Reader:
     def _body(self, where: Where, body: Sequence[ir.Stmt]) -> None:
         own: list[_Checkpoint] = []
         states: dict[str, set[str]] = {}
+        outer, self.made = self.made, {}
         name = where.scope.function.name if where.scope is not None else ""
         apart = self.found.apart
         for node in statements(body):
@@ -246,6 +248,7 @@ class _Reader:
         for checkpoint in own:
             checkpoint.function = _state_of(where.cls) if where.cls is not None and name == "state_dict" else name
         self.found.checkpoints += own
+        self.made = outer
         if where.cls is not None and name in ("state_dict", "load_state_dict"):
             if _SCALER.search(where.cls.cls.name):
                 self.found.apart = apart  # a scaler that hands its own state on has not been asked for it yet
@@ -306,6 +309,8 @@ class _Reader:
         if isinstance(node, ir.Assign):
             self._items(node, own, states)
             value = node.value
+            if isinstance(value, ir.Call):
+                self.made.update((name, value) for name in names)
             direct = self._direct(value, states)
             if direct is not None:
                 for name in names:
@@ -356,7 +361,8 @@ class _Reader:
                 if spelled and spelled in checkpoint.names:
                     checkpoint.save = checkpoint.save or save
                     checkpoint.states |= told
-            if isinstance(part, ir.Call) and part is not call and (name := self._returning(part)):
+            made = part if isinstance(part, ir.Call) and part is not call else self.made.get(spelled)
+            if made is not None and (name := self._returning(made)):
                 self.found.written.append((name, save, frozenset(told)))
 
     def _returning(self, call: ir.Call) -> str:

@@ -24,7 +24,7 @@ from amp_audit.static.spots.halved import halves, halving, unwrapped
 from amp_audit.static.spots.handed import Space, reached
 from amp_audit.static.spots.prepared import Prepared, depends, identities
 from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
-from amp_audit.static.spots.upcast import is_treated
+from amp_audit.static.spots.upcast import is_treated, is_treated_where_made
 
 MODULE = "lightning.pytorch.LightningModule"
 TRAINER = "lightning.pytorch.Trainer"
@@ -322,16 +322,22 @@ def half_loaded(
     rule: Rule, detector: Detector, module: ir.Module, project: Project, origins: Origins
 ) -> Iterator[RawFinding]:
     """A model loaded in float16 that is handed, as it is, to a Trainer or an Accelerator which scales."""
-    if "from_pretrained" not in module.words:
+    handing = module.words & {"prepare", *_TRAINERS}
+    if not handing or all("from_pretrained" not in each.words for each in project.modules.values()):
         return
     for call, where, model, step in _handed_over(module, project, origins):
-        if is_treated(model, module.body if where.scope is None else where.scope.function.body):
+        if is_treated(model, _body(where)):
             continue
         made = [o for o in origins.of(model, where) if not _is_rebound(o, call)]
+        if any(is_treated_where_made(o.expr, _body(o.where)) for o in made if o.expr is not None):
+            continue
         loads = [half for o in made if (half := _half_from(o, call, project, origins)) is not None]
-        is_local = all(o.where.module is module for o in made)
-        if loads and len(loads) == len(made) and is_local:
-            yield RawFinding(rule, module.path, loads[0].at, detector.message, related=(step,))
+        if loads and len(loads) == len(made):
+            yield RawFinding(rule, made[0].where.module.path, loads[0].at, detector.message, related=(step,))
+
+
+def _body(where: Where) -> Sequence[ir.Stmt]:
+    return where.scope.function.body if where.scope is not None else where.module.body
 
 
 def _half_from(made: Origin, handed: ir.Call, project: Project, origins: Origins) -> ir.Expr | None:
@@ -339,10 +345,9 @@ def _half_from(made: Origin, handed: ir.Call, project: Project, origins: Origins
     expr = unwrapped(made.expr) if made.expr is not None else None
     if expr is None or _loads_half(expr, made.where, project, origins):
         return expr
-    scope = made.where.scope
     loads = [part for part in walk(expr) if isinstance(part, ir.Call) and method(part) == "from_pretrained"]
     if loads:
-        body = scope.function.body if scope is not None else made.where.module.body
+        body = _body(made.where)
         return halving(loads[0], body, handed.at if any(part is handed for part in parts(body)) else None)
     if not isinstance(expr, ir.Call) or not isinstance(expr.func, ir.Attr) or not halves(expr):
         return None

@@ -25,6 +25,13 @@ def is_treated(model: ir.Expr, body: Sequence[ir.Stmt]) -> bool:
     return bool(name) and (any(_treats(call, name) for call in calls) or any(_loops(body, name)))
 
 
+def is_treated_where_made(made: ir.Expr, body: Sequence[ir.Stmt]) -> bool:
+    """The same under the names that the function which loads the model gives it."""
+    given = [node for node in statements(body) if isinstance(node, ir.Assign)]
+    names = [target for node in given if any(part is made for part in walk(node.value)) for target in node.targets]
+    return any(is_treated(name, body) for name in names)
+
+
 def _treats(call: ir.Call, name: str) -> bool:
     if isinstance(call.func, ir.Attr) and dotted_text(call.func.base) == name:
         if method(call) == "requires_grad_":
