@@ -221,7 +221,12 @@ def _evaluate(state: State, event: Event, facts: dict[str, object]) -> State:
     known = len(before) == 1 and not {None, now} & before
     facts["dtypes"] = "differ" if known and now is not None else "same"
     region = live_region(state)
-    return _filled_blank(state, frozenset(event.owners or ())) if region is not None and region.cache else state
+    if region is None or not region.cache:
+        return state
+    owners = frozenset(event.owners or ())
+    if not event.frozen:  # of what requires no gradient nothing is kept
+        facts["stale"] = next((how for owner, how in state.regions[0].stale if owner in owners), None)
+    return _filled_blank(state, owners)
 
 
 def _jit_trace(state: State, event: Event, facts: dict[str, object]) -> State:

@@ -326,7 +326,7 @@ class Caller(Evaluator):
         func = Func(method[0].module, method[1], instance, {}, method[0])
         running = any(frame.function is method[1] for frame in world.frames)
         methods = self.project.methods(instance.cls).values()
-        if running or len(world.frames) > MAX_DEPTH or not any(self.heat.function(each) for _, each in methods):
+        if running or len(world.frames) > MAX_DEPTH or not any(self.heat.followed(each) for _, each in methods):
             return [world]
         return [after for _, after in self.follow(func, at, args, named, world)]
 

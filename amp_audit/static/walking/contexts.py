@@ -292,7 +292,8 @@ class Contexts(Exchanges):
         """A model is called, by this name: weights are cast, or nothing but its output is wanted."""
         if world.no_grad:
             ran, reference = place_of(self._runs(model, world)), bool(_REFERENCE.search(name))
-            event = Event(Kind.EVALUATE, owners=(model.id,), ran=ran, reference=reference)
+            kept = not any(world.heap.get((model.id, what)) == Literal.of(True) for what in (FROZEN, UNCACHED))
+            event = Event(Kind.EVALUATE, owners=(model.id,), ran=ran, reference=reference, frozen=not kept)
             self.walker.emit(world, event, at)
         elif world.heap.get((model.id, UNCACHED)) != Literal.of(True):
             self.walker.emit(world, Event(Kind.FORWARD, owners=(model.id,)), at)

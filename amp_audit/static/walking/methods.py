@@ -289,7 +289,8 @@ class Methods(Ranks):
             return [(StateDict("model"), world)]
         if name in ("forward", "__call__") and isinstance(value, Instance):
             return self.walker.call(value, node, args, named, world)
-        thaw(world, [owner])  # what is not followed may train a part of it again
+        if name != "load_state_dict":
+            thaw(world, [owner])  # what is not followed may train a part of it again
         return [(self.result(Method(value, name), node, args, named, world), world)]
 
     def _changed(self, owner: Hashable, name: str, args: list[Value], named: dict[str, Value], world: World) -> None:
@@ -389,6 +390,8 @@ class Methods(Ranks):
             return [(weights if whole is base else replace(weights, part=True), world)]
         if name in SAME | {"zero_grad", "clip_grad_norm_"} and self.is_model(base, world):
             return self._model(base.key, base, name, node, args, named, world)
+        if name == "load_state_dict" and self.is_model(base, world):
+            self.walker.emit(world, Event(Kind.WEIGHT_WRITE, owners=(base.key,)), node.at)
         if name == "zero_grad" and whole is not base:
             world.state = blur(world.state, (whole.key,))
             return [(NONE, world)]
