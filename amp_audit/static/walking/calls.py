@@ -171,10 +171,11 @@ class Caller(Evaluator):
         found = (*given, *(item for value in held for item in inside(value)))
         if any(isinstance(item, Func) and self.heat.function(item.function) for item in found):
             return True
-        if "getattr" not in words or own is None or own.cls is None:
+        if "getattr" not in words or own is None:
             return False
-        methods = self.project.methods(own.cls)
-        named = (methods.get(str(item.value)) for item in given if isinstance(item, Literal))
+        names = [str(item.value) for item in given if isinstance(item, Literal)]
+        classes = {item.cls for item in (own, *found) if isinstance(item, Instance) and item.cls is not None}
+        named = (self.project.methods(cls).get(name) for cls in classes for name in names)
         return any(method is not None and self.heat.function(method[1]) for method in named)
 
     def _runs_a_model(
@@ -295,7 +296,7 @@ class Caller(Evaluator):
                 for value, _ in self.eval(decorator, world)[:1]:
                     context = self.effects.as_context(value)
                     if context is not None:
-                        self.effects.enter(context, function.at, world)
+                        self.effects.enter(context, decorator.at, world)
                         entered.append(context)
         return entered
 
@@ -326,7 +327,8 @@ class Caller(Evaluator):
         func = Func(method[0].module, method[1], instance, {}, method[0])
         running = any(frame.function is method[1] for frame in world.frames)
         methods = self.project.methods(instance.cls).values()
-        if running or len(world.frames) > MAX_DEPTH or not any(self.heat.followed(each) for _, each in methods):
+        matters = any(self.heat.followed(each) or "getattr" in each.words for _, each in methods)
+        if running or len(world.frames) > MAX_DEPTH or not matters:
             return [world]
         return [after for _, after in self.follow(func, at, args, named, world)]
 
@@ -354,16 +356,21 @@ class Caller(Evaluator):
         method = methods.get(name)
         if instance.model:
             self.effects.forward(instance, node.at, world, last_word(node.func))
-        if method is not None and self.heat.function(method[1]):
-            func = Func(method[0].module, method[1], instance, {}, method[0])
-            if len(world.frames) <= MAX_DEPTH and not any(frame.function is method[1] for frame in world.frames):
-                results = self.follow(func, node.at, args, named, world)
-                if not instance.model:
-                    return results
-                return [(self.effects.output(instance, v, args, named, after), after) for v, after in results]
+        func = Func(method[0].module, method[1], instance, {}, method[0]) if method is not None else None
+        if func is not None and self._goes_into(func, [*args, *named.values()], world):
+            results = self.follow(func, node.at, args, named, world)
+            if not instance.model:
+                return results
+            return [(self.effects.output(instance, v, args, named, after), after) for v, after in results]
         if instance.model:
             return [(self.effects.output(instance, None, args, named, world), world)]
         return [(self.effects.result(instance, node, args, named, world), world)]
+
+    def _goes_into(self, func: Func, args: list[Value], world: World) -> bool:
+        """Whether a call of an object goes through the code of its class."""
+        matters = self.heat.function(func.function) or self._runs_handed(func, args, world)
+        running = any(frame.function is func.function for frame in world.frames)
+        return matters and not running and len(world.frames) <= MAX_DEPTH
 
 
 def _holds_tensor(value: Value) -> bool:

@@ -24,7 +24,7 @@ from amp_audit.static.walking.helpers import schedules_at
 from amp_audit.static.walking.hot import Heat, dotted
 from amp_audit.static.walking.kinship import concerned_in_part, is_wrapped
 from amp_audit.static.walking.lineage import thaw
-from amp_audit.static.walking.stages import asks_for_gradient, has_gradients, stage_test
+from amp_audit.static.walking.stages import asks_for_gradient, asks_for_scale, has_gradients, stage_test
 from amp_audit.static.walking.unknowns import counter, fresh, named_after, setting, settle_remainder
 from amp_audit.static.walking.values import (
     GRADIENT,
@@ -120,7 +120,8 @@ class Evaluator(abc.ABC):
             keeps = not clears and any(self.heat.keeps(frame.function) for frame in world.frames)
             return replace(event, given=True) if drops or keeps else event
         if event.kind in (events.Kind.SCHEDULER_STEP, events.Kind.AVERAGE):
-            return replace(event, sometimes=self.asked(SKIP), loops=tuple(self._loops))
+            sometimes = self.asked(SKIP) or asks_for_scale(self._tests, world)
+            return replace(event, sometimes=sometimes, loops=tuple(self._loops))
         return event
 
     def asked(self, pattern: re.Pattern[str]) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir
-from amp_audit.static.walking.values import Literal, Value, key_of
+from amp_audit.static.source.traverse import names_in
+from amp_audit.static.walking.values import Condition, Literal, Scale, Value, key_of
 from amp_audit.static.walking.world import World
 
 
@@ -27,3 +30,11 @@ def stage_test(op: str, left: Value, right: Value, world: World) -> Value | None
 def has_gradients(world: World) -> bool:
     """Whether a backward has left gradients: code that asks whether there are any finds them, then."""
     return any(held.value not in ("none", "unknown") for _, held in world.state.owners)
+
+
+def asks_for_scale(tests: Iterable[ir.Expr], world: World) -> bool:
+    """Whether one of these tests has a name that holds the loss scale, or what came of comparing it."""
+    held = (world.env.get(word) for test in tests for word in names_in(test))
+    return any(
+        isinstance(value, Scale) or (isinstance(value, Condition) and ".get_scale() at " in value.key) for value in held
+    )
