@@ -58,6 +58,7 @@ _COMMON = frozenset(
 """Methods that nearly everything has: a call of one says little about whose it is."""
 
 _HALVES = frozenset({"float16", "bfloat16", "half"})
+_SHARDS = frozenset({"FSDP", "FullyShardedDataParallel"})
 
 _SHORT = 24
 _CHOSEN = (ir.Name, ir.Attr, ir.IfExp, ir.Subscript, ir.Const)
@@ -108,13 +109,14 @@ class Vocabulary:
 @record(frozen=True, slots=True)
 class _Judged:
     """A statement with all below it. ``hot``: it can produce an event. ``leaves``: it may end the round or the call;
-    a path that ends in an error goes nowhere. ``halves``: it speaks of a low-precision dtype.
+    a path that ends in an error goes nowhere. ``halves``: it speaks of a low-precision dtype. ``shards``: of FSDP.
     """
 
     statement: ir.Stmt
     hot: bool
     leaves: bool
     halves: bool
+    shards: bool
 
 
 class Heat:
@@ -286,11 +288,12 @@ class Heat:
 
     def forks(self, body: tuple[ir.Stmt, ...]) -> bool:
         """Whether statements that run only now and then deserve a path: for what they do, or for where they go."""
-        return any(each.hot or each.leaves for each in map(self._judge, body))
+        return any(each.hot or each.leaves or each.shards for each in map(self._judge, body))
 
     def tells(self, statement: ir.If) -> bool:
-        """Whether it shows later which arm was taken: one may return, break or continue, or choose a dtype."""
-        return any(each.leaves or each.halves for each in map(self._judge, (*statement.body, *statement.orelse)))
+        """Whether it shows later which arm was taken: one may return, break or continue, choose a dtype, or shard."""
+        arms = map(self._judge, (*statement.body, *statement.orelse))
+        return any(each.leaves or each.halves or each.shards for each in arms)
 
     def decorator(self, node: ir.Expr) -> bool:
         """Whether a decorator may be a region or no_grad."""
@@ -304,7 +307,13 @@ class Heat:
             hot = not isinstance(statement, ir.Import) and (
                 self._is_hot(spoken) or not self._names.isdisjoint(spoken.reaching)
             )
-            known = _Judged(statement, hot, _leaves(statement), not _HALVES.isdisjoint(spoken.words))
+            known = _Judged(
+                statement,
+                hot,
+                _leaves(statement),
+                not _HALVES.isdisjoint(spoken.words),
+                not _SHARDS.isdisjoint(spoken.words),
+            )
             self._memo[id(statement)] = known
         return known
 

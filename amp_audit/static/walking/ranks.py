@@ -7,7 +7,7 @@ import re
 from amp_audit.events import Event, Kind
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_called_model
-from amp_audit.static.source.traverse import names_in, parts
+from amp_audit.static.source.traverse import names_in, parts, statements
 from amp_audit.static.walking.byhand import FINITE, ByHand
 from amp_audit.static.walking.lineage import REPLICATED
 from amp_audit.static.walking.values import (
@@ -105,6 +105,14 @@ class Ranks(ByHand):
         replicated = any(key == REPLICATED and value == Literal.of(True) for (_, key), value in world.heap.items())
         if replicated and not any(map(_AGREED.search, words)) and _waits_for_backward(world):
             self.walker.emit(world, Event(Kind.LEAVE_OUT), at)
+
+    def returned_early(self, test: ir.Expr | None, at: int, world: World) -> None:
+        """The same by ``return`` in a function that goes backward after the test, and is called round by round."""
+        function = world.frame.function
+        if test is None or function is None or "backward" not in function.words or not world.rounds:
+            return
+        if any(isinstance(node, ir.If) and node.test is test for node in statements(function.body)):
+            self.left_out(test, at, world)
 
 
 def _is_called_model(value: Symbol) -> bool:

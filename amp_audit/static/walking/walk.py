@@ -121,6 +121,7 @@ class Walker(Repeater):
             flow.fall.append(after)
 
     def _return(self, statement: ir.Return, world: World, flow: Flow) -> None:
+        self.effects.returned_early(self._tests[-1] if self._tests else None, statement.at, world)
         world.left = ((world.frame.module.path, statement.at), world.trail)
         results: Results = [(NONE, world)] if statement.value is None else self.eval(statement.value, world)
         flow.returned += results
