@@ -96,7 +96,7 @@ class Caller(Evaluator):
 
     def arguments(self, args: tuple[ir.Arg, ...], world: World) -> list[tuple[list[Value], dict[str, Value], World]]:
         found = []
-        for values, after in self._each([arg.value for arg in args], world):
+        for values, after in self.each([arg.value for arg in args], world):
             positional: list[Value] = []
             named: dict[str, Value] = {}
             for arg, value in zip(args, values):

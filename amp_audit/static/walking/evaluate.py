@@ -26,6 +26,7 @@ from amp_audit.static.walking.kinship import concerned_in_part, is_wrapped
 from amp_audit.static.walking.lineage import thaw
 from amp_audit.static.walking.stages import asks_for_gradient, asks_for_scale, has_gradients, stage_test
 from amp_audit.static.walking.unknowns import counter, fresh, named_after, setting, settle_remainder
+from amp_audit.static.walking.unrolled import unrolled
 from amp_audit.static.walking.values import (
     GRADIENT,
     NONE,
@@ -219,7 +220,7 @@ class Evaluator(abc.ABC):
         handler = _EXPRESSIONS.get(type(node))
         return handler(self, node, world) if handler else [(fresh(node, world), world)]
 
-    def _each(self, nodes: Iterable[ir.Expr], world: World) -> list[tuple[list[Value], World]]:
+    def each(self, nodes: Iterable[ir.Expr], world: World) -> list[tuple[list[Value], World]]:
         """Evaluate several expressions one after the other."""
         paths: list[tuple[list[Value], World]] = [([], world)]
         for node in nodes:
@@ -373,7 +374,7 @@ class Evaluator(abc.ABC):
 
     def _binary(self, node: ir.Binary, world: World) -> Results:
         results: Results = []
-        for (left, right), after in self._each((node.left, node.right), world):
+        for (left, right), after in self.each((node.left, node.right), world):
             value = combine(node.op, named_after(left, node.left), named_after(right, node.right))
             scale = descaled(node.op, left, right)
             if scale is not None:
@@ -390,7 +391,7 @@ class Evaluator(abc.ABC):
     def _compare(self, node: ir.Compare, world: World) -> Results:
         nodes = (node.left, *(right for _, right in node.rest))
         results: Results = []
-        for values, after in self._each(nodes, world):
+        for values, after in self.each(nodes, world):
             if len(node.rest) == 1:
                 left = GRADIENT if asks_for_gradient(node.left) and has_gradients(after) else values[0]
                 stage = stage_test(node.rest[0][0], left, values[1], after)
@@ -420,7 +421,7 @@ class Evaluator(abc.ABC):
         return results
 
     def _sequence(self, node: ir.Sequence, world: World) -> Results:
-        return [(display(values), after) for values, after in self._each(node.items, world)]
+        return [(display(values), after) for values, after in self.each(node.items, world)]
 
     def _starred(self, node: ir.Starred, world: World) -> Results:
         return [(Method(value, "*"), after) for value, after in self.eval(node.value, world)]
@@ -428,7 +429,7 @@ class Evaluator(abc.ABC):
     def _mapping(self, node: ir.Mapping, world: World) -> Results:
         results: Results = []
         nodes = [part for key, value in node.items for part in ((value,) if key is None else (key, value))]
-        for values, after in self._each(nodes, world):
+        for values, after in self.each(nodes, world):
             table, rest = Table(), iter(values)
             for key, _ in node.items:
                 table = merged(table, next(rest)) if key is None else with_item(table, next(rest), next(rest))
@@ -439,13 +440,16 @@ class Evaluator(abc.ABC):
         return [(Func(world.frame.module, node.function, None, world.env, world.frame.cls), world)]
 
     def _comprehension(self, node: ir.Comprehension, world: World) -> Results:
+        apart = unrolled(self, node, world)
+        if apart is not None:
+            return apart
         paths, owners = [world], set()
         for target, iterable, _ in node.loops:
             paths = [after for each in paths for after in self._bind_element(target, iterable, each)]
         results: Results = []
         for each in paths:
             parts = (node.element,) if node.key is None else (node.key, node.element)
-            for values, after in self._each(parts, each):
+            for values, after in self.each(parts, each):
                 element = values[-1]
                 owners = set(element.owners) if isinstance(element, (Parameters, Tensor)) else set()
                 if is_gradient(element):
@@ -475,7 +479,7 @@ class Evaluator(abc.ABC):
     def _text(self, node: ir.Text, world: World) -> Results:
         return [
             (Symbol(short(f"f{[key_of(v) for v in values]}"), volatile=any(map(is_volatile, values))), after)
-            for values, after in self._each(node.parts, world)
+            for values, after in self.each(node.parts, world)
         ]
 
     def _yield(self, node: ir.Yield, world: World) -> Results:
