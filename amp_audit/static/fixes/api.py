@@ -179,8 +179,8 @@ def _refuse_exports(root: str, draft: Draft) -> None:
     for module in draft.project.modules.values():
         if module is draft.module:
             continue
-        for node in statements(module.body, into=True):
-            for local, target in node.bindings if isinstance(node, ir.Import) else ():
+        for node in module.imports:
+            for local, target in node.bindings:
                 if (target.rpartition(".")[2] == root and not target.startswith("torch.")) or (
                     local == "*" and not target.startswith("torch")
                 ):

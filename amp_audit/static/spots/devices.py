@@ -31,6 +31,20 @@ class Choice:
     given: bool = False
 
 
+class Choices:
+    """Those of many modules, each looked for once."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Choice] = {}
+
+    def of(self, module: ir.Module) -> Choice:
+        """As of ``choice``."""
+        found = self._found.get(module.path)
+        if found is None:
+            found = self._found[module.path] = choice(module)
+        return found
+
+
 def choice(module: ir.Module) -> Choice:
     """The kinds of device that a module picks by a condition where it could pick CUDA, or by an option's default.
 

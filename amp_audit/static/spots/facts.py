@@ -49,8 +49,9 @@ class Facts(Mapping[str, object]):
     ``sure`` is False once a fact that was asked for rests on a name only.
     """
 
-    def __init__(self, site: Site, project: Project, origins: Origins) -> None:
+    def __init__(self, site: Site, project: Project, origins: Origins, choices: devices.Choices) -> None:
         self.site = site
+        self.choices = choices
         self.project = project
         self.origins = origins
         self.sure = True
@@ -136,7 +137,7 @@ class Facts(Mapping[str, object]):
         return is_frozen(self.site, self._enabled(), self.project)
 
     def device(self) -> str:
-        choice = devices.choice(self.site.where.module)
+        choice = self.choices.of(self.site.where.module)
         if not choice.others and not choice.given:
             return "fixed"
         follows = devices.is_followed(self.site.gates, self._enabled(), self.site.where, self.origins)

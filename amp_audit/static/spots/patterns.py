@@ -35,7 +35,7 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.literals import number
 from amp_audit.static.source.traverse import last_word, statements
 from amp_audit.static.spots.configs import Configs
-from amp_audit.static.spots.devices import choice, is_disabled
+from amp_audit.static.spots.devices import Choices, is_disabled
 from amp_audit.static.spots.facts import Facts, uses_low_precision
 from amp_audit.static.spots.internals import unguarded
 from amp_audit.static.spots.sites import Site, sites
@@ -51,7 +51,7 @@ def find(project: Project, book: Rulebook, asked: Container[str] | None = None) 
     module in which one failed.
     """
     calls, configs = _Calls(project, book), Configs(project, book)
-    settings = _Settings(project, book, calls.origins)
+    settings = _Settings(project, book, calls.origins, calls.choices)
     checks = [(rule, detector, _function(detector)) for rule, detector in book.detectors("static", "check")]
     found: list[RawFinding] = []
     notes: list[str] = []
@@ -82,6 +82,7 @@ class _Calls:
     def __init__(self, project: Project, book: Rulebook) -> None:
         self.project = project
         self.origins = Origins(project)
+        self.choices = Choices()
         self._by_target: dict[str, list[tuple[Rule, Detector]]] = {}
         for rule, detector in book.detectors("static", "call"):
             for target in detector.targets:
@@ -99,7 +100,7 @@ class _Calls:
             name = self._name(site, may_scale)
             facts = None
             for rule, detector in self._by_target.get(name, ()) if name else ():
-                facts = facts or Facts(site, self.project, self.origins)
+                facts = facts or Facts(site, self.project, self.origins, self.choices)
                 finding = self._match(rule, detector, site, name or "", facts)
                 if finding is not None:
                     yield finding
@@ -184,9 +185,10 @@ class _Calls:
 class _Settings:
     """The ``constant`` detectors of a rulebook: assignments to the settings of a library, reads of its internals."""
 
-    def __init__(self, project: Project, book: Rulebook, origins: Origins) -> None:
+    def __init__(self, project: Project, book: Rulebook, origins: Origins, choices: Choices) -> None:
         self.project = project
         self.origins = origins
+        self.choices = choices
         self._by_target: dict[str, list[tuple[Rule, Detector]]] = {}
         for rule, detector in book.detectors("static", "constant"):
             for target in detector.targets:
@@ -210,7 +212,7 @@ class _Settings:
                 continue
             call, at = made[0]
             switchable = any(map(_is_switched, made))
-            portable = any(choice(place.module).others for _, place in made)
+            portable = any(self.choices.of(place.module).others for _, place in made)
             built = RawStep(at.module.path, call.at, "the scaler is built here")
             for rule, detector in self._by_target.get(f"{_SCALER}.{attribute.name}", ()):
                 if detector.holds({"switchable": switchable, "portable": portable}):

@@ -29,8 +29,9 @@ def lost(rule: Rule, detector: Detector, module: ir.Module, project: Project, or
     """A scaler that is made anew right after its state was loaded, and state for a scaler that a literal turns off."""
     if "load_state_dict" not in module.words:
         return
+    builds = any("GradScaler" in word for word in module.words)
     for where, body in spaces(module):
-        for at, load in _replaced(body, where, project):
+        for at, load in _replaced(body, where, project) if builds else ():
             step = RawStep(module.path, load.at, "the state is loaded here")
             yield RawFinding(rule, module.path, at, _LOST, Confidence.HIGH, detector.severity, (step,))
         for call, tests in _loads(body):
@@ -50,7 +51,8 @@ def _loads(body: Iterable[ir.Stmt], tests: tuple[ir.Expr, ...] = ()) -> Iterator
         inner = bodies(node)
         if isinstance(node, ir.Try) and node.handlers:
             continue
-        yield from ((call, tests) for call in calls([node]) if method(call) == "load_state_dict" and not inner)
+        if not inner:
+            yield from ((call, tests) for call in calls([node]) if method(call) == "load_state_dict")
         for block in inner if not isinstance(node, (ir.Function, ir.Class)) else ():
             yield from _loads(block, (*tests, node.test) if isinstance(node, ir.If) else tests)
 
