@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from amp_audit import rulebook
+from amp_audit.static.binding.programs import Programs
 from amp_audit.static.binding.project import Project
 from amp_audit.static.source import lowering
 from amp_audit.static.source.traverse import definitions
@@ -126,7 +127,8 @@ def test_switches_that_decide_nothing_cost_nothing(switches: int) -> None:
     body = textwrap.indent("\n".join(lines), "    ")
     source = TRAIN.format("").replace("    scaler = ", f"{body}\n    scaler = ", 1)
     module = lowering.lower("/project/main.py", source)
-    surveyor = paths._Surveyor(Project([module], Path("/project")), rulebook.load())
+    project = Project([module], Path("/project"))
+    surveyor = paths._Surveyor(project, rulebook.load(), Programs(project))
     before = surveyor.done.fuel
     surveyor.survey()
     used = before - surveyor.done.fuel

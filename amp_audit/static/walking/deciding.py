@@ -8,14 +8,15 @@ switch, whatever they are given: it has no truth that is known before the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field
 
 from amp_audit.records import record
 from amp_audit.static.binding.names import collect
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import bodies, expressions, walk
-from amp_audit.static.walking.hot import MENTIONED, Heat
+from amp_audit.static.walking.hot import Heat
+from amp_audit.static.walking.vocabulary import MENTIONED
 
 _SWITCHED = MENTIONED | {"set_grad_enabled", "inference_mode", "requires_grad_", "scale_loss"}
 """What a switch among its arguments turns on or off."""
@@ -49,12 +50,27 @@ class Deciding:
         return None if function is None else self.locals.get(id(function))
 
 
+class Readings:
+    """What the code of modules says of their names, read once for all the programs that they belong to."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, _Reading] = {}
+
+    def deciding(self, modules: Iterable[ir.Module], heat: Heat) -> Deciding:
+        """The deciding names of these modules, where ``heat`` says what matters."""
+        return _closed([self._of(module) for module in modules], heat)
+
+    def _of(self, module: ir.Module) -> _Reading:
+        found = self._read.get(module.path)
+        if found is None:
+            found = self._read[module.path] = _Reading()
+            found.block(module.body, ())
+        return found
+
+
 def deciding(modules: Iterable[ir.Module], heat: Heat) -> Deciding:
     """The deciding names of a project."""
-    found = _Names(heat)
-    for module in modules:
-        found.block(module.body, ())
-    return found.closed()
+    return Readings().deciding(modules, heat)
 
 
 @record(frozen=True, slots=True)
@@ -73,47 +89,48 @@ class _Passed:
     by_position: list[set[Key]] = field(default_factory=list)
     anyhow: set[Key] = field(default_factory=set)
 
-    def add(self, arguments: Iterable[tuple[str | None, Iterator[Key]]]) -> None:
-        """Add those of one call, each with its keyword."""
+    def add(self, arguments: Iterable[_Argument]) -> None:
+        """Add those of one call."""
         position = 0
         for keyword, sources in arguments:
-            found = set(sources)
-            self.anyhow.update(found)
+            self.anyhow.update(sources)
             if keyword is None:
                 if position == len(self.by_position):
                     self.by_position.append(set())
-                self.by_position[position].update(found)
+                self.by_position[position].update(sources)
                 position += 1
 
 
-class _Names:
-    def __init__(self, heat: Heat) -> None:
-        self.heat = heat
+@record(frozen=True, slots=True)
+class _Choice:
+    """A test, by the names in it. It chooses a path that matters if one of some bodies or expressions does."""
+
+    names: frozenset[Key]
+    forks: tuple[ir.Stmt, ...] = ()
+    matters: tuple[ir.Stmt, ...] = ()
+    counts: tuple[ir.Expr, ...] = ()
+
+    def counts_for(self, heat: Heat) -> bool:
+        return heat.forks(self.forks) or heat.matters(self.matters) or any(map(heat.counts, self.counts))
+
+
+_Argument = tuple[str | None, frozenset[Key]]
+"""The keyword of an argument, and the names whose known truth it may have its own from."""
+
+
+class _Reading:
+    """What one module says. ``seeds`` decide whatever matters, ``choices`` where it does. ``calls``: what is passed, by
+    the name of what is called."""
+
+    def __init__(self) -> None:
         self.seeds: set[Key] = set()
+        self.choices: list[_Choice] = []
         self.flows: dict[Key, set[Key]] = {}
         self.functions: dict[str, list[ir.Function]] = {}
-        self.calls: list[tuple[ir.Call, _Scopes]] = []
+        self.calls: dict[str, list[tuple[_Argument, ...]]] = {}
         self.read: set[int] = set()
         self.constants: list[tuple[Key, tuple[ir.If, ...]]] = []
         self._ifs: tuple[ir.If, ...] = ()
-
-    def closed(self) -> Deciding:
-        """All names that the seeds are made from."""
-        for name, passed in self._passed().items():
-            for function in self.functions[name]:
-                self._pass(passed, function)
-        found, queue = set(self.seeds), list(self.seeds)
-        while queue:
-            for source in self.flows.get(queue.pop(), ()):
-                if source not in found:
-                    found.add(source)
-                    queue.append(source)
-        names: dict[int, set[str]] = {number: set() for number in self.read}
-        for kind, name in found:
-            names.setdefault(kind, set()).add(name)
-        frozen = {kind: frozenset(each) for kind, each in names.items()}
-        branches = frozenset(id(node) for key, ifs in self.constants if key in found for node in ifs)
-        return Deciding(frozen, frozen.get(_ATTRIBUTE, frozenset()), frozen.get(_GLOBAL, frozenset()), branches)
 
     # Statements
 
@@ -148,18 +165,13 @@ class _Names:
             self._flow(self._targets(node.target, scopes, cls), node.iterable, scopes)
         elif isinstance(node, ir.Return) and node.value is not None and scopes:
             self._flow([(_RETURNED, scopes[-1].function.name)], node.value, scopes)
-        else:
-            for test in self._choices(node):
-                self.seeds.update(self._tested(test, scopes))
-
-    def _choices(self, node: ir.Stmt) -> Iterator[ir.Expr]:
-        """The tests by which a statement chooses a path that matters."""
-        if isinstance(node, ir.If):
-            yield from (node.test,) if self.heat.forks((*node.body, *node.orelse)) else ()
+        elif isinstance(node, ir.If):
+            self.choices.append(_Choice(self._names(node.test, scopes), forks=(*node.body, *node.orelse)))
         elif isinstance(node, ir.While):
-            yield from (node.test,) if self.heat.matters(node.body) else ()
-        elif isinstance(node, ir.Match) and any(self.heat.matters(case.body) for case in node.cases):
-            yield node.subject
+            self.choices.append(_Choice(self._names(node.test, scopes), matters=node.body))
+        elif isinstance(node, ir.Match):
+            arms = tuple(statement for case in node.cases for statement in case.body)
+            self.choices.append(_Choice(self._names(node.subject, scopes), matters=arms))
 
     def _function(self, node: ir.Function, scopes: _Scopes) -> None:
         self.functions.setdefault(node.name, []).append(node)
@@ -197,55 +209,31 @@ class _Names:
 
     def _expression(self, node: ir.Expr, scopes: _Scopes) -> None:
         if isinstance(node, ir.Call):
-            self.calls.append((node, scopes))
-            for arg in node.args:
-                if arg.keyword is not None:
-                    self._flow([(_KEYWORD, arg.keyword)], arg.value, scopes)
+            given = tuple((arg.keyword, frozenset(self._sources(arg.value, scopes))) for arg in node.args)
+            if any(sources for _, sources in given):
+                self.calls.setdefault(_called(node), []).append(given)
+            for keyword, sources in given:
+                if keyword is not None and sources:
+                    self.flows.setdefault((_KEYWORD, keyword), set()).update(sources)
             if _called(node) in _SWITCHED:
-                self.seeds.update(key for arg in node.args for key in self._tested(arg.value, scopes))
-        elif isinstance(node, ir.IfExp) and (self.heat.counts(node.body) or self.heat.counts(node.orelse)):
-            self.seeds.update(self._tested(node.test, scopes))
-        elif isinstance(node, ir.BoolOp) and self.heat.counts(node.right):
-            self.seeds.update(self._tested(node.left, scopes))
+                self.seeds.update(key for arg in node.args for key in self._names(arg.value, scopes))
+        elif isinstance(node, ir.IfExp):
+            self.choices.append(_Choice(self._names(node.test, scopes), counts=(node.body, node.orelse)))
+        elif isinstance(node, ir.BoolOp):
+            self.choices.append(_Choice(self._names(node.left, scopes), counts=(node.right,)))
         elif isinstance(node, ir.Walrus):
             self._flow(self._targets(node.target, scopes, None), node.value, scopes)
         elif isinstance(node, ir.Lambda):
             self._function(node.function, scopes)
-
-    def _passed(self) -> dict[str, _Passed]:
-        """What all calls of functions by a name pass."""
-        found: dict[str, _Passed] = {}
-        for call, scopes in self.calls:
-            name = _called(call)
-            if name in self.functions:
-                found.setdefault(name, _Passed()).add(
-                    (arg.keyword, self._sources(arg.value, scopes)) for arg in call.args
-                )
-        return found
-
-    def _pass(self, passed: _Passed, function: ir.Function) -> None:
-        """What is passed by position, to a method with or without its ``self``."""
-        params = [param.name for param in function.params if param.kind == "positional"]
-        skip = 1 if params[:1] in (["self"], ["cls"]) else 0
-        for name, sources in zip(params[skip:], passed.by_position):
-            self._add(name, function, sources)
-        for param in function.params:
-            if param.kind in ("args", "kwargs"):
-                self._add(param.name, function, passed.anyhow)
-
-    def _add(self, name: str, function: ir.Function, sources: set[Key]) -> None:
-        if sources:
-            self.flows.setdefault((id(function), name), set()).update(sources)
 
     def _flow(self, targets: list[Key], value: ir.Expr, scopes: _Scopes) -> None:
         sources = set(self._sources(value, scopes))
         for target in targets if sources else ():
             self.flows.setdefault(target, set()).update(sources)
 
-    def _tested(self, node: ir.Expr, scopes: _Scopes) -> Iterator[Key]:
+    def _names(self, node: ir.Expr, scopes: _Scopes) -> frozenset[Key]:
         """All names in a test."""
-        for part in walk(node):
-            yield from self._own(part, scopes)
+        return frozenset(key for part in walk(node) for key in self._own(part, scopes))
 
     def _sources(self, node: ir.Expr, scopes: _Scopes) -> Iterator[Key]:
         """The names whose known truth a value may have its own from."""
@@ -290,6 +278,60 @@ class _Names:
             if name in scope.bound:
                 return id(scope.function), name
         return _GLOBAL, name
+
+
+def _closed(readings: Sequence[_Reading], heat: Heat) -> Deciding:
+    """All names that the deciding ones are made from, over some modules."""
+    flows: dict[Key, list[Set[Key]]] = {}
+    found = set[Key]()
+    for reading in readings:
+        found.update(reading.seeds)
+        found.update(*(choice.names for choice in reading.choices if choice.counts_for(heat)))
+        for key, sources in reading.flows.items():
+            flows.setdefault(key, []).append(sources)
+    for key, passed in _passed(readings):
+        flows.setdefault(key, []).append(passed)
+    queue = [*found]
+    while queue:
+        for each in flows.get(queue.pop(), ()):
+            queue += each - found
+            found.update(each)
+    names: dict[int, set[str]] = {number: set() for reading in readings for number in reading.read}
+    for kind, name in found:
+        names.setdefault(kind, set()).add(name)
+    frozen = {kind: frozenset(each) for kind, each in names.items()}
+    branches = frozenset(
+        id(node) for reading in readings for key, ifs in reading.constants if key in found for node in ifs
+    )
+    return Deciding(frozen, frozen.get(_ATTRIBUTE, frozenset()), frozen.get(_GLOBAL, frozenset()), branches)
+
+
+def _passed(readings: Sequence[_Reading]) -> Iterator[tuple[Key, Set[Key]]]:
+    """What the parameters of functions get from all calls of what has their name."""
+    functions: dict[str, list[ir.Function]] = {}
+    for reading in readings:
+        for name, defined in reading.functions.items():
+            functions.setdefault(name, []).extend(defined)
+    found: dict[str, _Passed] = {}
+    for reading in readings:
+        for name in reading.calls.keys() & functions.keys():
+            passed = found.setdefault(name, _Passed())
+            for arguments in reading.calls[name]:
+                passed.add(arguments)
+    for name, passed in found.items():
+        for function in functions[name]:
+            yield from _of_parameters(passed, function)
+
+
+def _of_parameters(passed: _Passed, function: ir.Function) -> Iterator[tuple[Key, Set[Key]]]:
+    """What is passed by position, to a method with or without its ``self``."""
+    params = [param.name for param in function.params if param.kind == "positional"]
+    skip = 1 if params[:1] in (["self"], ["cls"]) else 0
+    for name, sources in zip(params[skip:], passed.by_position):
+        yield (id(function), name), sources
+    for param in function.params:
+        if param.kind in ("args", "kwargs"):
+            yield (id(function), param.name), passed.anyhow
 
 
 def _is_constant(node: ir.Expr) -> bool:

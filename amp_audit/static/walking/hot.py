@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 
 from amp_audit.records import record
 from amp_audit.static.source import ir
 from amp_audit.static.source.literals import is_literally
-from amp_audit.static.source.names import is_scheduler
 from amp_audit.static.source.traverse import (
     bodies,
     definitions,
@@ -16,46 +16,23 @@ from amp_audit.static.source.traverse import (
     last_word,
     names_in,
     parts,
-    root_name,
     statements,
     walk,
 )
 from amp_audit.static.walking.helpers import GENERIC, called_names, dispatched, helps
-
-CALLED = frozenset(
-    {
-        "backward",
-        "unscale_",
-        "zero_grad",
-        "clip_grad_norm_",
-        "clip_grad_value_",
-        "clip_grad_norm",
-        "dispatch_clip_grad",
-        "scale_loss",
-        "manual_backward",
-        "grad",
-        "register_comm_hook",
-        "register_hook",
-        "register_post_accumulate_grad_hook",
-    }
+from amp_audit.static.walking.vocabulary import (
+    CALLED,
+    MENTIONED,
+    OF_SCALERS,
+    SCALER,
+    SCALERS,
+    Vocabulary,
+    makes_events,
+    may_be_hot,
+    vocabulary,
+    vocabulary_in,
+    words_of,
 )
-"""Calls that make an event whatever else is there."""
-
-MENTIONED = frozenset({"GradScaler", "ShardedGradScaler", "autocast"})
-"""Names that matter even where they are not called."""
-
-_HANDED = frozenset({"clip_grad_norm_", "clip_grad_value_"})
-"""Functions that are chosen in one place, for another one to call."""
-
-_SCALERS = frozenset({"GradScaler", "ShardedGradScaler"})
-
-_HOLDERS = frozenset({"parameters", "named_parameters", "param_groups"})
-"""What code goes through to get at every gradient by hand."""
-
-_COMMON = frozenset(
-    name for kind in (str, bytes, dict, list, set, tuple) for name in dir(kind) if not name.startswith("_")
-) - {"update"} | {"state_dict", "load_state_dict", "chunk", "unsqueeze", "reshape", "resize", "size", "view"}
-"""Methods that nearly everything has: a call of one says little about whose it is."""
 
 _HALVES = frozenset({"float16", "bfloat16", "half"})
 _SHARDS = frozenset({"FSDP", "FullyShardedDataParallel"})
@@ -64,56 +41,20 @@ _SHORT = 24
 _CHOSEN = (ir.Name, ir.Attr, ir.IfExp, ir.Subscript, ir.Const)
 """What a function that chooses a dtype may return."""
 
-_OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^Adam|^SGD", re.IGNORECASE)
-_MAKES_OPTIMIZER = re.compile(r"optim|^Adam|^SGD", re.IGNORECASE)
-_SCALER = re.compile(r"scaler", re.IGNORECASE)
 _KEEPING = re.compile(r"(^|_)(keep|retain|preserve|reuse)", re.IGNORECASE)
-_OF_SCALERS = frozenset({"step", "update", "scale"})
-_ALARMING = CALLED | MENTIONED | _HANDED | {"step", "parameters", "grad", "requires_grad", "requires_grad_"}
-"""Words of which hot code has one, unless it has something to do with a scaler."""
-_LOGGER = re.compile(r"_?log(ger|ging)?", re.IGNORECASE)
 
 
 @record(frozen=True, slots=True)
-class Vocabulary:
-    """The identifiers of some code: all of them, and those that are called.
-
-    ``reaching`` are the calls that may reach functions of the project, ``reading`` is all that is named, but for calls
-    that cannot. In both a dot marks what is named as an attribute: ``print(x)`` reaches no method of that name.
-    """
-
-    words: frozenset[str]
-    called: frozenset[str]
-    reaching: frozenset[str] = frozenset()
-    reading: frozenset[str] = frozenset()
-
-    def is_hot(self) -> bool:
-        """Whether the code can produce an event, or a value that events speak of."""
-        if self.called & CALLED or self.words & (MENTIONED | _HANDED):
-            return True
-        if "step" in self.called and any(map(_OPTIMIZER.search, self.words)):
-            return True
-        if "parameters" in self.called and any(map(_MAKES_OPTIMIZER.search, self.words)):
-            return True
-        if not self.words.isdisjoint({"grad", "requires_grad", "requires_grad_"}) and self.words & _HOLDERS:
-            return True
-        if "step" in self.called and any(map(is_scheduler, self.words)):
-            return True
-        return bool(self.called & _OF_SCALERS) and any(map(_SCALER.search, self.words))
-
-    def looks_on(self) -> bool:
-        """Whether the code evaluates a model."""
-        return "eval" in self.called and not self.words.isdisjoint({"no_grad", "inference_mode"})
-
-
-@record(frozen=True, slots=True)
-class _Judged:
-    """A statement with all below it. ``hot``: it can produce an event. ``leaves``: it may end the round or the call;
-    a path that ends in an error goes nowhere. ``halves``: it speaks of a low-precision dtype. ``shards``: of FSDP.
+class _Said:
+    """What a statement with all below it says, whatever can be called there. ``itself``: it can produce an event.
+    ``reaching``: the names by which it may come to functions. ``leaves``: it may end the round or the call; a path that
+    ends in an error goes nowhere. ``halves``: it speaks of a low-precision dtype. ``shards``: of FSDP. The statement is
+    kept, or another one could be taken for it.
     """
 
     statement: ir.Stmt
-    hot: bool
+    itself: bool
+    reaching: frozenset[str]
     leaves: bool
     halves: bool
     shards: bool
@@ -121,7 +62,11 @@ class _Judged:
 
 class Heat:
     """Answers for the modules of one project, with the functions in them (None: looked for); what calls a hot function
-    by name is hot as well."""
+    by name is hot as well.
+
+    What code says is found out once, for the project and all ``within`` it. Nodes are known by their identity: they
+    live as long as the project does.
+    """
 
     def __init__(self, modules: Iterable[ir.Module], functions: Sequence[ir.Function] | None = None) -> None:
         modules = list(modules)
@@ -129,22 +74,17 @@ class Heat:
             functions = [found for module in modules for found, _ in definitions(module.body)]
         self._libraries = _libraries(modules)
         self.aliases = aliases(modules, CALLED | MENTIONED)
-        self._words = {id(function): _words(function) for function in functions}
+        self._words = {id(function): words_of(function) for function in functions}
         self._spoken: dict[int, Vocabulary] = {}
         self._scalers = _names_of_scalers(modules)
         self._itself = {id(function) for function in functions if self._makes(function)}
-        self._hot = self._reaching(functions)
         self.models_cast = any(f.name == "forward" and _casts(f) for f in functions)
-        self._calm = {id(f) for f in functions if id(f) in self._hot and not _makes_events(self._vocabulary(f))}
-        self._spectators = {id(f) for f in functions if id(f) not in self._hot and self._looks_on(f)}
-        self._hot |= self._spectators
-        self._calm |= self._spectators
-        self._memo: dict[int, _Judged] = {}
+        self._said: dict[int, _Said] = {}
+        self._counted: dict[int, tuple[ir.Expr, Vocabulary]] = {}
         self._methods: dict[str, Mapping[str, frozenset[str]]] = {}
         self._dotted: dict[int, str] = {}
         self.unfreezes = any(map(_unfreezes, modules))
         self._givers = frozenset(function.name for function in functions if gives_dtype(function))
-        self._followed: dict[int, bool] = {}
         self._runs: dict[int, frozenset[tuple[str, str]]] = {}
         self._sizes: dict[int, int] = {}
         self._keeps: dict[int, bool] = {}
@@ -155,6 +95,23 @@ class Heat:
             for body in (module.body, *(node.body for node in module.body if isinstance(node, ir.Class)))
             for found in dispatched(body)
         )
+        self._settle(functions)
+
+    def within(self, functions: Sequence[ir.Function]) -> Heat:
+        """The same where nothing but these functions of the project can be called."""
+        made = copy(self)
+        made._settle(functions)
+        return made
+
+    def _settle(self, functions: Sequence[ir.Function]) -> None:
+        """Find out which of the functions that can be called are hot."""
+        self._hot = self._reaching(functions)
+        self._calm = {id(f) for f in functions if id(f) in self._hot and not makes_events(self._vocabulary(f))}
+        self._spectators = {id(f) for f in functions if id(f) not in self._hot and self._looks_on(f)}
+        self._hot |= self._spectators
+        self._calm |= self._spectators
+        self._burning: dict[int, bool] = {}
+        self._followed: dict[int, bool] = {}
 
     def _vocabulary(self, function: ir.Function) -> Vocabulary:
         """That of a function, of which most are never asked: their words alone say that they do nothing."""
@@ -165,12 +122,12 @@ class Heat:
 
     def _makes(self, function: ir.Function) -> bool:
         """Whether a function is hot whatever the others are."""
-        return _may_be_hot(self._words[id(function)], self._scalers) and self._is_hot(self._vocabulary(function))
+        return may_be_hot(self._words[id(function)], self._scalers) and self._is_hot(self._vocabulary(function))
 
     def _looks_on(self, function: ir.Function) -> bool:
         return "eval" in self._words[id(function)] and self._vocabulary(function).looks_on()
 
-    def _says(self, function: ir.Function, names: frozenset[str]) -> bool:
+    def _names_one(self, function: ir.Function, names: frozenset[str]) -> bool:
         """Whether a function names one of these."""
         if names.isdisjoint(self._words[id(function)]):
             return False
@@ -179,7 +136,7 @@ class Heat:
     def _reaching(self, functions: Sequence[ir.Function]) -> set[int]:
         """The functions that are hot by themselves, and all that come to them by names."""
         names = self.aliases
-        warm = [f for f in functions if id(f) in self._itself or self._says(f, names)]
+        warm = [f for f in functions if id(f) in self._itself or self._names_one(f, names)]
         waiting = functions
         reached: dict[int, frozenset[str]] = {}
         hot: set[int] = set()
@@ -217,7 +174,7 @@ class Heat:
     @staticmethod
     def scales(names: Iterable[str]) -> bool:
         """Whether some of these names speak of a loss scaler."""
-        return any(map(_SCALER.search, names))
+        return any(map(SCALER.search, names))
 
     def itself(self, function: ir.Function) -> bool:
         """Whether a function can make an event without those it calls."""
@@ -275,66 +232,55 @@ class Heat:
         return id(function) in self._calm
 
     def _is_hot(self, spoken: Vocabulary) -> bool:
-        return spoken.is_hot() or (bool(spoken.called & _OF_SCALERS) and not self._scalers.isdisjoint(spoken.words))
+        return spoken.is_hot() or (bool(spoken.called & OF_SCALERS) and not self._scalers.isdisjoint(spoken.words))
 
     def counts(self, node: ir.Expr) -> bool:
         """Whether an expression can produce an event, or a value that events speak of."""
-        spoken = _spoken_in(node, self._libraries)
+        if id(node) not in self._counted:
+            self._counted[id(node)] = node, vocabulary_in(node, self._libraries)
+        _, spoken = self._counted[id(node)]
         return self._is_hot(spoken) or not self._names.isdisjoint(spoken.reaching)
 
     def matters(self, body: tuple[ir.Stmt, ...]) -> bool:
         """Whether statements can produce an event."""
-        return any(self._judge(statement).hot for statement in body)
+        return any(map(self._burns, body))
 
     def forks(self, body: tuple[ir.Stmt, ...]) -> bool:
         """Whether statements that run only now and then deserve a path: for what they do, or for where they go."""
-        return any(each.hot or each.leaves or each.shards for each in map(self._judge, body))
+        return any(self._says(each).leaves or self._says(each).shards or self._burns(each) for each in body)
 
     def tells(self, statement: ir.If) -> bool:
         """Whether it shows later which arm was taken: one may return, break or continue, choose a dtype, or shard."""
-        arms = map(self._judge, (*statement.body, *statement.orelse))
+        arms = map(self._says, (*statement.body, *statement.orelse))
         return any(each.leaves or each.halves or each.shards for each in arms)
 
     def decorator(self, node: ir.Expr) -> bool:
         """Whether a decorator may be a region or no_grad."""
-        found = _spoken_in(node, self._libraries)
+        found = vocabulary_in(node, self._libraries)
         return found.is_hot() or not found.words.isdisjoint({"no_grad", "inference_mode"})
 
-    def _judge(self, statement: ir.Stmt) -> _Judged:
-        known = self._memo.get(id(statement))
-        if known is None or known.statement is not statement:
+    def _burns(self, statement: ir.Stmt) -> bool:
+        """Whether a statement can produce an event, by itself or by what it may call."""
+        known = self._burning.get(id(statement))
+        if known is None:
+            said = self._says(statement)
+            known = self._burning[id(statement)] = said.itself or not self._names.isdisjoint(said.reaching)
+        return known
+
+    def _says(self, statement: ir.Stmt) -> _Said:
+        known = self._said.get(id(statement))
+        if known is None:
             spoken = vocabulary(statement, self._libraries)
-            hot = not isinstance(statement, ir.Import) and (
-                self._is_hot(spoken) or not self._names.isdisjoint(spoken.reaching)
-            )
-            known = _Judged(
+            imports = isinstance(statement, ir.Import)
+            known = self._said[id(statement)] = _Said(
                 statement,
-                hot,
+                not imports and self._is_hot(spoken),
+                frozenset() if imports else spoken.reaching,
                 _leaves(statement),
                 not _HALVES.isdisjoint(spoken.words),
                 not _SHARDS.isdisjoint(spoken.words),
             )
-            self._memo[id(statement)] = known
         return known
-
-
-def _may_be_hot(words: frozenset[str], scalers: frozenset[str]) -> bool:
-    """Whether code with these words, whatever it does with them, may be hot: what ``Vocabulary.is_hot`` asks for, less
-    exactly, so that most code needs no vocabulary."""
-    if not words.isdisjoint(_ALARMING):
-        return True
-    return not words.isdisjoint(_OF_SCALERS) and (not scalers.isdisjoint(words) or any(map(_SCALER.search, words)))
-
-
-def _words(function: ir.Function) -> frozenset[str]:
-    """The words of a function, those of its decorators, defaults and annotations among them."""
-    found: set[str] = set()
-    for part in (part for expression in expressions(function) for part in walk(expression)):
-        if isinstance(part, ir.Lambda):
-            found |= part.function.words
-        elif word := last_word(part):
-            found.add(word)
-    return function.words | found if found else function.words
 
 
 def shards(function: ir.Function) -> bool:
@@ -385,11 +331,11 @@ def _names_of_scalers(modules: Iterable[ir.Module]) -> frozenset[str]:
     return frozenset(
         word
         for module in modules
-        if not module.words.isdisjoint(_SCALERS)
+        if not module.words.isdisjoint(SCALERS)
         for node in statements(module.body, into=True)
-        if isinstance(node, ir.Assign) and any(last_word(part.func) in _SCALERS for part in _calls(node.value))
+        if isinstance(node, ir.Assign) and any(last_word(part.func) in SCALERS for part in _calls(node.value))
         for word in map(last_word, node.targets)
-        if word and not _SCALER.search(word)
+        if word and not SCALER.search(word)
     )
 
 
@@ -452,13 +398,6 @@ def _casts(function: ir.Function) -> bool:
     return "autocast" in function.words or "autocast" in decorators
 
 
-def _makes_events(spoken: Vocabulary) -> bool:
-    """Whether code does more than to open regions: it trains, or it decides whether there is a scaler."""
-    if not spoken.called.isdisjoint(_SCALERS):
-        return True
-    return Vocabulary(spoken.words - MENTIONED, spoken.called - MENTIONED).is_hot()
-
-
 def _reached(function: ir.Function, spoken: Vocabulary) -> frozenset[str]:
     """The names by which a function may reach others: those it calls, and, in a class, those it may read. Those of
     functions that are defined in it mean these, whose code is its own.
@@ -497,82 +436,6 @@ def _leaves(statement: ir.Stmt) -> bool:
     if isinstance(statement, (ir.Return, ir.Break, ir.Continue)):
         return True
     return any(_leaves(inner) for block in bodies(statement) for inner in block)
-
-
-def vocabulary(node: ir.Stmt, libraries: frozenset[str] = frozenset()) -> Vocabulary:
-    """The vocabulary of a statement and all below it, decorators and nested definitions included.
-
-    ``libraries`` are names whose methods are not the project's.
-    """
-    spoken = _Spoken(libraries)
-    spoken.statement(node)
-    return spoken.vocabulary()
-
-
-def _spoken_in(node: ir.Expr, libraries: frozenset[str]) -> Vocabulary:
-    spoken = _Spoken(libraries)
-    spoken.expression(node)
-    return spoken.vocabulary()
-
-
-class _Spoken:
-    """A vocabulary while it is gathered."""
-
-    def __init__(self, libraries: frozenset[str]) -> None:
-        self.libraries = libraries
-        self.words: set[str] = set()
-        self.called: set[str] = set()
-        self.reaching: set[str] = set()
-        self.reading: set[str] = set()
-
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(*map(frozenset, (self.words, self.called, self.reaching, self.reading)))
-
-    def statement(self, node: ir.Stmt) -> None:
-        for each in statements((node,), into=True):
-            for expression in expressions(each):
-                self.expression(expression)
-
-    def expression(self, node: ir.Expr) -> None:
-        words, called = self.words, self.called
-        reaching: set[str] = set()
-        reading: set[str] = set()
-        foreign: set[str] = set()
-        for inner in walk(node):
-            if isinstance(inner, ir.Name):
-                words.add(inner.id)
-                reading.add(inner.id)
-            elif isinstance(inner, ir.Attr):
-                words.add(inner.name)
-                reading.add(f".{inner.name}")
-            elif isinstance(inner, ir.Call):
-                func = inner.func
-                if isinstance(func, ir.Attr):
-                    called.add(func.name)
-                    (reaching if _may_be_own(func, self.libraries) else foreign).add(f".{func.name}")
-                elif isinstance(func, ir.Name):
-                    called.add(func.id)
-                    reaching.add(func.id)
-            elif isinstance(inner, ir.Lambda):
-                words |= inner.function.words
-                for each in inner.function.body:
-                    self.statement(each)
-        self.reaching |= reaching
-        self.reading |= reading - (foreign - reaching)
-
-
-def _may_be_own(func: ir.Attr, libraries: frozenset[str]) -> bool:
-    """Whether a method that is called may be one of the project's."""
-    if _is_self(func.base):
-        return True
-    root = root_name(func.base)
-    return func.name not in _COMMON and root not in libraries and _LOGGER.fullmatch(root) is None
-
-
-def _is_self(node: ir.Expr) -> bool:
-    if isinstance(node, ir.Call):
-        return isinstance(node.func, ir.Name) and node.func.id == "super"
-    return isinstance(node, ir.Name) and node.id in ("self", "cls")
 
 
 STEPPED = "_stepped"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,11 +15,12 @@ from amp_audit.model import Confidence
 from amp_audit.records import record, replace
 from amp_audit.rulebook import Rulebook
 from amp_audit.state import between_calls, forget
+from amp_audit.static.binding.programs import Programs
 from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
 from amp_audit.static.walking.calls import parameter
-from amp_audit.static.walking.deciding import Deciding, deciding
+from amp_audit.static.walking.deciding import Deciding, Readings
 from amp_audit.static.walking.fuel import FUEL, LEAST_FUEL, PROJECT_FUEL, SCALER_FUEL, OutOfFuel
 from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.inits import Inits
@@ -42,6 +43,9 @@ NARROW, PLENTY = 16, 4
 
 SHARE = 4
 """The part of the fuel left that one entry may have beyond the usual: one fourth, so that further ones find some."""
+
+ROOM = 10_000
+"""How many modules there may be in all settings together: each takes as long to make as it has modules."""
 
 _SPOKEN = {
     "scale": ("scale", "backward.scaled"),
@@ -82,22 +86,32 @@ class Entry:
     note: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a walk goes by: which code matters, and which names decide. Both go by names, so that less of a project says
+    more: a method of another program is not meant."""
+
+    heat: Heat
+    deciding: Deciding
+
+
 @dataclass(slots=True)
 class Survey:
     """All entries of a project, walked."""
 
-    deciding: Deciding = field(default_factory=Deciding)
     entries: list[Entry] = field(default_factory=list)
     followed: set[tuple[str, int]] = field(default_factory=set)
     visits: Counter[tuple[str, int]] = field(default_factory=Counter)
     fuel: int = PROJECT_FUEL
 
 
-def find(project: Project, book: Rulebook, asked: Set[str] | None = None) -> tuple[list[RawFinding], list[str]]:
+def find(
+    project: Project, book: Rulebook, asked: Set[str] | None = None, programs: Programs | None = None
+) -> tuple[list[RawFinding], list[str]]:
     """Findings of the rules' event detectors on all paths, and what could not be walked to the end. Of those outside of
     the files asked for (None: all), there may be some or none.
     """
-    survey = _Surveyor(project, book).survey(asked)
+    survey = _Surveyor(project, book, programs or Programs(project)).survey(asked)
     return list(_findings(survey.entries)), [entry.note for entry in survey.entries if entry.note]
 
 
@@ -130,15 +144,18 @@ class _Attempt:
 class _Surveyor:
     """Walks the entries of a project one after the other."""
 
-    def __init__(self, project: Project, book: Rulebook) -> None:
+    def __init__(self, project: Project, book: Rulebook, programs: Programs) -> None:
         self.project = project
+        self.programs = programs
         self.modules = list(project.modules.values())
-        self.heat = Heat(
-            self.modules, [function for module in self.modules for function, _ in project.definitions(module)]
-        )
+        self.heat = Heat(self.modules, self._functions(self.modules))
+        self.readings = Readings()
+        self.reached: Set[str] = frozenset()
+        self.settings: dict[frozenset[str], Setting] = {}
+        self.room = ROOM
         self.watch: Watch[Place] = Watch(book, "static")
-        programs = sum("GradScaler" in module.words for module in self.modules)
-        self.done = Survey(fuel=PROJECT_FUEL + SCALER_FUEL * programs)
+        scaling = sum("GradScaler" in module.words for module in self.modules)
+        self.done = Survey(fuel=PROJECT_FUEL + SCALER_FUEL * scaling)
         self.reach = Reach(project, self.heat, book)
         self.bases: dict[str, World] = {}
         self.inits = Inits()
@@ -168,13 +185,30 @@ class _Surveyor:
         starts = [*scripts, *orphans]
         for start, wanted in zip(starts, self._wanted(starts, asked)):
             (hazardous if wanted else idle).append(start)
-        reached = self.reach.paths(hazardous)
-        self.done.deciding = deciding([module for module in self.modules if module.path in reached], self.heat)
+        self.reached = self.reach.paths(hazardous)
         for start in hazardous:
             self._walk(*start)
         for entry in list(self.done.entries):
             self._consult(entry, idle)
         return self.done
+
+    def _functions(self, modules: Iterable[ir.Module]) -> list[ir.Function]:
+        return [function for module in modules for function, _ in self.project.definitions(module)]
+
+    def setting(self, module: ir.Module) -> Setting:
+        """That of the entries of a module: what its code can come to, or all where there is no room."""
+        around = self.programs.reached_from(module.path)
+        if around not in self.settings and len(around) > self.room:
+            around = frozenset(self.project.modules)
+        found = self.settings.get(around)
+        if found is None:
+            self.room -= len(around)
+            modules = [each for each in self.modules if each.path in around]
+            whole = len(modules) == len(self.modules)
+            heat = self.heat if whole else self.heat.within(self._functions(modules))
+            read = (each for each in modules if each.path in self.reached or each is module)
+            found = self.settings[around] = Setting(heat, self.readings.deciding(read, heat))
+        return found
 
     def _orphans(self, module: ir.Module) -> list[tuple[ir.Function, ClassRef | None]]:
         """Hot functions and methods, those first that no other one mentions."""
@@ -219,7 +253,7 @@ class _Surveyor:
         """Run a module's own code as a script; returns what its names hold in the end."""
 
         def start() -> World:
-            world = World([Frame(module)], deciding=self.done.deciding)
+            world = World([Frame(module)], deciding=self.setting(module).deciding)
             world.put_global(module.path, "__name__", Literal.of("__main__"))
             return world
 
@@ -342,7 +376,8 @@ class _Surveyor:
         entry: Entry,
     ) -> _Attempt:
         """Walk an entry and take in what was met, be it that the fuel was not enough."""
-        walker = Walker(self.project, self.watch, self.heat, module.path, self.done.visits, self.liveness)
+        heat = self.setting(module).heat
+        walker = Walker(self.project, self.watch, heat, module.path, self.done.visits, self.liveness)
         walker.fuel, walker.thrifty = fuel, fuel < FUEL
         world = start()
         world.limits = limits
