@@ -48,8 +48,8 @@ _KEEPING = re.compile(r"(^|_)(keep|retain|preserve|reuse)", re.IGNORECASE)
 class _Said:
     """What a statement with all below it says, whatever can be called there. ``itself``: it can produce an event.
     ``reaching``: the names by which it may come to functions. ``leaves``: it may end the round or the call; a path that
-    ends in an error goes nowhere. ``halves``: it speaks of a low-precision dtype. ``shards``: of FSDP. The statement is
-    kept, or another one could be taken for it.
+    ends in an error goes nowhere. ``halves``: it speaks of a low-precision dtype. ``shards``: of FSDP. ``loads``: of
+    weights that are loaded. The statement is kept, or another one could be taken for it.
     """
 
     statement: ir.Stmt
@@ -58,6 +58,7 @@ class _Said:
     leaves: bool
     halves: bool
     shards: bool
+    loads: bool
 
 
 class Heat:
@@ -249,6 +250,10 @@ class Heat:
         """Whether statements that run only now and then deserve a path: for what they do, or for where they go."""
         return any(self._says(each).leaves or self._says(each).shards or self._burns(each) for each in body)
 
+    def loads(self, body: tuple[ir.Stmt, ...]) -> bool:
+        """Whether statements load weights, which a region around them may have cached."""
+        return any(self._says(statement).loads for statement in body)
+
     def tells(self, statement: ir.If) -> bool:
         """Whether it shows later which arm was taken: one may return, break or continue, choose a dtype, or shard."""
         arms = map(self._says, (*statement.body, *statement.orelse))
@@ -279,6 +284,7 @@ class Heat:
                 _leaves(statement),
                 not _HALVES.isdisjoint(spoken.words),
                 not _SHARDS.isdisjoint(spoken.words),
+                "load_state_dict" in spoken.words,
             )
         return known
 

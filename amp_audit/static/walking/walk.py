@@ -223,7 +223,8 @@ class Walker(Repeater):
         for iterable, after in self.eval(statement.iterable, world):
             known = self.known_items(iterable)
             kept = all(region.cache for region in after.state.regions)
-            again = not kept or self.heat.matters(statement.body)  # something is left over for a second round
+            inside = bool(after.state.regions) and self.heat.loads(statement.body)
+            again = not kept or inside or self.heat.matters(statement.body)  # something is left over for a second round
             rounds = range((2 if again else 1) if known is None else len(known))
             begins = [self._binder(statement, iterable, known, number) for number in rounds]
             counted = iterable.base if isinstance(iterable, Method) and iterable.name == "range" else None
