@@ -44,6 +44,7 @@ from amp_audit.static.dtypes.values import (
     options,
 )
 from amp_audit.static.source import ir
+from amp_audit.static.source.conditions import NO_FACTS, Facts
 from amp_audit.static.source.traverse import dotted_text
 
 _MAX_DEPTH = 12
@@ -80,8 +81,20 @@ class Calls(Evaluation):
             self._grow(node.func.base, callee.name, args)
             return NOTHING
         value = self.call_value(callee, args, named, node.at)
+        if isinstance(callee, project.External) and callee.dotted.endswith((".autocast", "GradScaler")):
+            value = self._switched(node, value)
         untold = any(arg.star == "**" for arg in node.args) and "dtype" not in named
         return replace(value, table=False) if untold and isinstance(value, Tensor) and value.table else value
+
+    def _switched(self, node: ir.Call, value: Value) -> Value:
+        """A region or a scaler, with what is known where it is on."""
+        flag = next((arg.value for arg in node.args if arg.keyword == "enabled"), None)
+        facts = self.facts_of(flag, True) if flag is not None else NO_FACTS
+        if isinstance(value, Region):
+            return replace(value, facts=facts) if facts else value
+        if isinstance(value, Opaque):
+            self.scaler_facts[value.id] = self.facts | facts
+        return value
 
     def _callee(self, node: ir.Expr) -> Value:
         if not isinstance(node, ir.Attr):
@@ -135,7 +148,7 @@ class Calls(Evaluation):
         if isinstance(func, Either):
             return reduce(join, (self.call_value(option, args, named, at) for option in func.options))
         if self.live is not None and isinstance(func, (Object, Layer, Opaque)) and not self._is_own_part(func):
-            self.record.live_calls.add(func.id)
+            self.record.live_calls.setdefault(func.id, set()).add(self.facts | self.live.facts)
         if isinstance(func, Func):
             with self._weighing(func.bound):
                 return self.follow(func, args, named, at)
@@ -346,7 +359,8 @@ class Calls(Evaluation):
         if cast is not None:
             env = {name: _recast(value, cast) for name, value in env.items()}
         regions = self.regions if region is None else (*self.regions, region)
-        key = (place, func.bound, tuple(env.items()), regions, tuple(self.weights), self.muted > 0, id(func.env))
+        facts = self._facts_that_matter()
+        key = (place, func.bound, tuple(env.items()), regions, tuple(self.weights), self.muted > 0, id(func.env), facts)
         held = self.memo.get(key) if func.env is None and function.name != "__init__" else None
         if held is not None:
             self.casts.update(held[1])
@@ -358,6 +372,10 @@ class Calls(Evaluation):
         added = {name: casts for name, casts in self.casts.items() if before.get(name) != casts}
         self.memo[key] = (result, added)
         return result
+
+    def _facts_that_matter(self) -> Facts:
+        """What is known here, where some model is cast under a condition."""
+        return self.facts if any(cast.under for casts in self.casts.values() for cast in casts) else NO_FACTS
 
     def _run(self, func: Func, env: dict[str, Value], region: Region | None, at: int) -> Value:
         function = func.function

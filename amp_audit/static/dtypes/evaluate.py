@@ -56,6 +56,7 @@ from amp_audit.static.dtypes.values import (
 )
 from amp_audit.static.dtypes.widening import BLANK, keeps_dimensions
 from amp_audit.static.source import ir
+from amp_audit.static.source.conditions import Facts, facts_of
 from amp_audit.static.source.names import is_weights
 from amp_audit.static.source.traverse import dotted_text, root_name
 
@@ -92,6 +93,7 @@ class Evaluation(Truths):
         self.modules: dict[str, dict[str, Value]] = {}
         self._methods_of: dict[project.ClassRef, dict[str, tuple[project.ClassRef, ir.Function]]] = {}
         self._is_module: dict[project.ClassRef, bool] = {}
+        self.meanings: dict[tuple[str, str], ir.Expr] = {}  # by module and name, the condition it was assigned
         self._skip_guards: dict[str, frozenset[int]] = {}
         self.cast_by_hand: set[tuple[str, int]] = set()
 
@@ -444,7 +446,16 @@ class Evaluation(Truths):
         if known is not None:
             return self.eval(node.body if known else node.orelse)
         self.eval(node.test)
-        return join(self.eval(node.body), self.eval(node.orelse))
+        outer, values = self.facts, []
+        for arm, truth in ((node.body, True), (node.orelse, False)):
+            self.facts = outer | self.facts_of(node.test, truth)
+            values.append(self.eval(arm))
+        self.facts = outer
+        return join(*values)
+
+    def facts_of(self, test: ir.Expr, truth: bool) -> Facts:
+        """What is known where a condition is true, or false."""
+        return facts_of(test, truth, lambda text: self.meanings.get((self.path, text)))
 
     def _eval_sequence(self, node: ir.Sequence) -> Value:
         items: list[Value] = []

@@ -54,6 +54,7 @@ from amp_audit.static.dtypes.values import (
     join,
     options,
 )
+from amp_audit.static.source.conditions import NO_FACTS, Facts, exclude
 from amp_audit.static.source.names import BORN_IN_BFLOAT16, loads_model
 
 _LIKE_ADAMW = dict.fromkeys(("transformers.AdamW", "transformers.optimization.AdamW"), 1e-6)
@@ -121,6 +122,8 @@ class Models(Operations):
         self.idle_scalers: set[Hashable] = set()  # built with enabled=False
         self.born_in_bfloat16: dict[Hashable, tuple[str, Place, bool]] = {}  # -> name, where loaded, by default
         self.buffers: dict[Hashable, dict[str, Tensor]] = {}
+        self.optimizer_facts: dict[Hashable, Facts] = {}  # under what optimizers are made
+        self.scaler_facts: dict[Hashable, Facts] = {}  # what is known where a scaler is there and enabled
         self.eps: dict[Hashable, float | None] = {}  # of optimizers that add one to a low-precision denominator
         self.around_low: set[Hashable] = set()  # made by a library around a model that is low (adapters)
         self.made_here: set[Hashable] = set()  # layers of torch and models of the project
@@ -182,7 +185,10 @@ class Models(Operations):
             self._scaled(args[0], at)
         if name in ("step", "unscale_") and args and isinstance(args[0], Optimizer):
             if self._scales(base) and (name == "unscale_" or args[0].id not in self.fused):
-                self.record.scaled.add(args[0].id)
+                facts = self.facts | (
+                    self.scaler_facts.get(base.id, NO_FACTS) if isinstance(base, Opaque) else NO_FACTS
+                )
+                self.record.scaled.setdefault(args[0].id, set()).add(facts)
             self._trained(args[0])
             return NOTHING
         if name == "backward":
@@ -298,13 +304,14 @@ class Models(Operations):
                 del self.casts[key]
         if low:
             name = base.text if isinstance(base, Opaque) else ""
-            cast = Cast((self.path, at), target.dtypes, base.id, name, assumed=target.assumed)
+            cast = Cast((self.path, at), target.dtypes, base.id, name, assumed=target.assumed, under=self.facts)
             self.casts[base.id] = frozenset({cast})
             if base.id in self.born_in_bfloat16 and base.id not in self.record.managed:
                 self.notice_pretrained(*self.born_in_bfloat16[base.id], target.dtypes)
             self._cast_buffers(base.id, target, at)
             for optimizer, params in self.optimizers.items():
-                if not params.partly and any(self.inside(base.id, owner) for owner in params.of):
+                apart = exclude(self.facts, self.optimizer_facts.get(optimizer, NO_FACTS))
+                if not apart and not params.partly and any(self.inside(base.id, owner) for owner in params.of):
                     eps = self.eps.get(optimizer)
                     self.pending[Training(cast, _place(optimizer), eps)] = None
         else:
@@ -506,7 +513,8 @@ class Models(Operations):
         """A model as its constructor or ``from_pretrained`` makes it, in the dtype it is told."""
         told = told_dtype(named) or told_dtype({"dtype": named["torch_dtype"]} if "torch_dtype" in named else {})
         if told is not None and told.dtypes & HALVES:
-            cast = Cast((self.path, at), told.dtypes, model.id, name, assumed=told.assumed, built=True)
+            facts = self.facts
+            cast = Cast((self.path, at), told.dtypes, model.id, name, assumed=told.assumed, built=True, under=facts)
             self.casts[model.id] = frozenset({cast})
         elif told is None and DEFAULT in self.casts:
             self.casts[model.id] = frozenset(replace(cast, of=model.id) for cast in self.casts[DEFAULT])
@@ -550,6 +558,8 @@ class Models(Operations):
         if params is None or self.passed_by:
             return optimizer
         self.optimizers[optimizer.id] = params
+        known = self.optimizer_facts.get(optimizer.id, self.facts)
+        self.optimizer_facts[optimizer.id] = self.facts & known
         self.models.update(params.of)
         if _is(named.get("fused"), True):
             self.fused.add(optimizer.id)
@@ -560,6 +570,8 @@ class Models(Operations):
         for key, casts in self.casts.items():
             if any(self.inside(key, owner) for owner in params.of):
                 for cast in sorted(casts, key=lambda one: one.place):
+                    if exclude(cast.under, self.facts):
+                        continue
                     self.record.trainings[Training(cast, (self.path, at), eps=self.eps.get(optimizer.id))] = None
         return optimizer
 

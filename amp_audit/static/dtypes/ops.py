@@ -48,6 +48,7 @@ from amp_audit.static.dtypes.values import (
     options,
     promote,
 )
+from amp_audit.static.source.conditions import NO_FACTS, Facts
 
 _ANY_TENSOR = Tensor()
 _STATEFUL = frozenset({"lstm", "gru", "rnn", "lstm_cell", "gru_cell"})
@@ -100,6 +101,7 @@ class Operations(abc.ABC):
         self.libraries: dict[Hashable, str] = {}  # what an object of unknown kind was made by
         self.pending: dict[Training, None] = {}
         self.shrunk: set[tuple[Place | None, frozenset[Hashable]]] = set()  # weights multiplied in place, where
+        self.facts: Facts = NO_FACTS  # what is known here, by the conditions around
         self.muted = 0
         self.passed_by = 0  # arms around that are run in another precision than their other arm
         self.guessing = False  # whether models are run in a region that they are only taken to run in

@@ -13,6 +13,7 @@ from amp_audit.static.dtypes.values import (
     Region,
     Tensor,
 )
+from amp_audit.static.source.conditions import NO_FACTS, Facts
 
 Place = tuple[str, int]
 """A module's path and an ordinal in it."""
@@ -51,7 +52,7 @@ class Use:
 class Cast:
     """A model made low-precision at a place; ``name`` is what the code calls it. ``default``: it was built while that
     place had made the dtype the default. ``assumed``: the dtype is a default that a caller may replace. ``built``: it
-    is made so by its constructor.
+    is made so by its constructor. ``under``: the conditions under which it is cast.
     """
 
     place: Place
@@ -61,6 +62,7 @@ class Cast:
     default: bool = False
     assumed: bool = False
     built: bool = False
+    under: Facts = NO_FACTS
 
 
 @record(frozen=True, slots=True)
@@ -80,10 +82,12 @@ class Record:
     calls: dict[Place, set[tuple[bool, Place | None]]] = field(default_factory=dict)
     """Of the project's functions: whether a region was live at a call, and in which function that stands."""
     trainings: dict[Training, None] = field(default_factory=dict)
-    live_calls: set[Hashable] = field(default_factory=set)  # models called in a live region
+    live_calls: dict[Hashable, set[Facts]] = field(default_factory=dict)
+    """Models called in a live region, under which conditions."""
     live_modules: dict[str, set[Region]] = field(default_factory=dict)  # path -> regions entered there
     entering: set[Place] = field(default_factory=set)  # functions that enter a live region themselves
-    scaled: set[Hashable] = field(default_factory=set)  # optimizers that a scaler steps
+    scaled: dict[Hashable, set[Facts]] = field(default_factory=dict)
+    """Optimizers that a scaler steps, under which conditions."""
     frozen: set[Hashable] = field(default_factory=set)
     restored: dict[Place, Place] = field(default_factory=dict)  # optimizers that load a state -> where
     unsettled: set[Hashable] = field(default_factory=set)  # models some parts of which are cast back to float32

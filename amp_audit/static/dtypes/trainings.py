@@ -8,10 +8,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from amp_audit.model import Confidence
 from amp_audit.rulebook import Detector, Rule, Rulebook
 from amp_audit.static.dtypes.matching import filled
-from amp_audit.static.dtypes.record import Record, Training
+from amp_audit.static.dtypes.record import Cast, Record, Training
 from amp_audit.static.dtypes.values import HALVES, LOW, Dtypes, rounded
 from amp_audit.static.dtypes.walk import Walk
 from amp_audit.static.raw import RawFinding, RawStep
+from amp_audit.static.source.conditions import Facts, exclude
 
 _NORMED = re.compile(
     r"torchvision\.models\.(\w+\.)*"
@@ -51,8 +52,12 @@ def _facts(walk: Walk, training: Training) -> dict[str, object] | None:
     cast, record = training.cast, walk.record
     if any(walk.inside(cast.of, owner) for owner in record.frozen | record.managed):
         return None
-    near = any(walk.inside(cast.of, model) or walk.inside(model, cast.of) for model in record.live_calls)
-    scaler = training.optimizer in record.scaled
+    near = any(
+        walk.inside(cast.of, model) or walk.inside(model, cast.of)
+        for model, under in record.live_calls.items()
+        if _meet(cast, under)
+    )
+    scaler = _meet(cast, record.scaled.get(training.optimizer, ()))
     together = {"region": ("built", training.optimizer), "op": "this one"} if cast.built else {}
     vanishes = training.eps is not None and training.eps > 0 and rounded(training.eps, "float16") == 0
     return {
@@ -68,6 +73,11 @@ def _facts(walk: Walk, training: Training) -> dict[str, object] | None:
         "made": "built in" if cast.built else "cast to",
         **together,
     }
+
+
+def _meet(cast: Cast, under: Iterable[Facts]) -> bool:
+    """Whether some of these conditions can be where a model is cast."""
+    return any(not exclude(cast.under, facts) for facts in under)
 
 
 def _has_batch_norm(walk: Walk, model: Hashable) -> bool:

@@ -17,6 +17,7 @@ from amp_audit import policy
 from amp_audit.records import record, replace
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
+from amp_audit.static.source.conditions import NO_FACTS, Facts
 
 UNKNOWN = "?"
 LOW = "low"
@@ -244,13 +245,14 @@ class Super:
 class Region:
     """An autocast object. ``enabled`` None: a flag says; such a region counts as live, that is when hazards are.
 
-    ``assumed``: its device or dtype could not be read and CUDA was taken.
+    ``assumed``: its device or dtype could not be read and CUDA was taken. ``facts``: what is known where it is on.
     """
 
     device: str
     dtypes: Dtypes
     enabled: bool | None = True
     assumed: bool = False
+    facts: Facts = NO_FACTS
 
     @property
     def live(self) -> bool:

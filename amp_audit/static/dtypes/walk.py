@@ -42,7 +42,8 @@ from amp_audit.static.dtypes.values import (
     options,
 )
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import spelled_condition, walk, words_in
+from amp_audit.static.source.conditions import NO_FACTS, Facts
+from amp_audit.static.source.traverse import dotted_text, spelled_condition, walk, words_in
 
 _FUEL = 20_000
 """Statements per entry; a walk that needs more ends where it is."""
@@ -72,6 +73,7 @@ _PASSING = (
     "pending",
     "muted",
     "passed_by",
+    "facts",
     "path",
     "active",
     "sites",
@@ -133,6 +135,7 @@ class Walk(Calls):
         kept = {name: getattr(self, name) for name in _PASSING}
         self.frames, self.entries, self.weights, self.pending, self.muted, self.passed_by = [], [], [], {}, 0, 0
         self.active, self.sites, self.loops, self.guards, self.fitting = [], [], [], 0, 0
+        self.facts = NO_FACTS
         try:
             yield
         finally:
@@ -152,6 +155,13 @@ class Walk(Calls):
             self.path = path
 
     def block(self, body: Sequence[ir.Stmt]) -> bool:
+        """Run statements; whether they end the function or the round. What they tell of conditions holds until then."""
+        facts = self.facts
+        ended = self._statements(body)
+        self.facts = facts
+        return ended
+
+    def _statements(self, body: Sequence[ir.Stmt]) -> bool:
         for statement in body:
             self.fuel -= 1
             self.total -= 1
@@ -167,6 +177,10 @@ class Walk(Calls):
 
     def _on_assign(self, node: ir.Assign) -> None:
         value = self.eval(node.value)
+        if isinstance(node.value, (ir.Compare, ir.BoolOp)) or (
+            isinstance(node.value, ir.Unary) and node.value.op == "not"
+        ):
+            self.meanings.update({(self.path, dotted_text(target)): node.value for target in node.targets})
         for target in node.targets:
             if isinstance(target, ir.Attr) and target.name == "grad":
                 self._handed_gradient(target, node)
@@ -278,7 +292,8 @@ class Walk(Calls):
         low_arm = _precision_arm(node.test)
         asked = (node.body,) if _asks_for_dtype(node.test) else ()
         arms = [(node.body, low_arm in (None, "yes")), (node.orelse, low_arm in (None, "no"))]
-        return self._fork(arms, asked, self._arm_without_region(node))
+        told = [self.facts_of(node.test, truth) for truth in (True, False)]
+        return self._fork(arms, asked, self._arm_without_region(node), told)
 
     def _arm_without_region(self, node: ir.If) -> Sequence[ir.Stmt] | None:
         """The arm that is taken where the regions that this function has entered were off, as the test tells."""
@@ -300,14 +315,20 @@ class Walk(Calls):
         arms: Sequence[tuple[Sequence[ir.Stmt], bool]],
         asked: Sequence[Sequence[ir.Stmt]] = (),
         off: Sequence[ir.Stmt] | None = None,
+        told: Sequence[Facts] = (),
     ) -> bool:
         """Run each arm from here; go on with what those that do not end have in common. Arms that are run in another
         precision only are walked without being judged, and go on only where no other does. ``asked`` are those that run
-        where something has a dtype that the test names, ``off`` the one that runs where the regions before were off.
+        where something has a dtype that the test names, ``off`` the one that runs where the regions before were off,
+        ``told`` what is known in each.
         """
+        known = self.facts
+        going: list[Facts] = []
         start, casts = dict(self.frame.env), dict(self.casts)
         ends: list[tuple[dict[str, Value], dict[Hashable, frozenset[Cast]], bool]] = []
-        for body, judged in arms:
+        for number, (body, judged) in enumerate(arms):
+            self.facts = known | told[number] if told else known
+            inside = self.facts
             self.frame.env.clear()
             self.frame.env.update(start)
             if body is off:
@@ -326,6 +347,8 @@ class Walk(Calls):
             self.muted -= not judged
             if not ended:
                 ends.append((dict(self.frame.env), self.casts, judged))
+                going.append(inside)
+        self.facts = going[0] if len(going) == 1 else known
         if not ends:
             self.casts = casts
             return True

@@ -15,6 +15,7 @@ from amp_audit.static.binding.project import ClassRef, Project, Scope
 from amp_audit.static.binding.signatures import SCALERS, argument
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
+from amp_audit.static.source.conditions import NO_FACTS, exclude, facts_at
 from amp_audit.static.source.literals import is_literally
 from amp_audit.static.source.names import BORN_IN_BFLOAT16
 from amp_audit.static.source.traverse import dotted_text, last_word, parts, statements, walk
@@ -480,8 +481,11 @@ def deepspeed(
     around = list(spaces(module))
     engines, optimizers = _engines(around, module, project)
     own = [Space(where, body, (frozenset(engines.keys), frozenset(optimizers))) for where, body in around]
+    made = NO_FACTS.union(*(facts_at(body, engines.at) for _, body in around)) if engines.keys else NO_FACTS
     for space in reached(own, project, ()) if engines.keys else ():
         for at, message in _past_engine(space, project, origins):
+            if exclude(made, facts_at(space.body, at)):
+                continue
             step = RawStep(module.path, engines.at, "the engine is made here")
             yield RawFinding(rule, space.where.module.path, at, message, Confidence.HIGH, detector.severity, (step,))
     for where, body in around:

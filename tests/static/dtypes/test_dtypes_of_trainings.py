@@ -324,3 +324,44 @@ def test_an_optimizer_of_the_arm_in_full_precision_does_not_train_what_the_other
                     optimizer.step()
     """
     assert misjudged(train=source) == []
+
+
+FLAGGED = """
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    def main(args, loader):
+        model = nn.Linear(8, 2).cuda()
+        if CAST:
+            model = model.half()  # AMP402
+        amp = args.amp and not args.pure_half
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = SCALER
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", enabled=REGION):
+                loss = F.cross_entropy(model(x), y)
+            if scaler is not None:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                loss.backward()
+                optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("cast", "scaler", "region", "rule"),
+    [
+        ("args.pure_half", "torch.amp.GradScaler('cuda', enabled=amp)", "amp", "AMP402"),
+        ("args.pure_half", "torch.amp.GradScaler('cuda') if not args.pure_half else None", "amp", "AMP402"),
+        ("args.mode == 'half'", "torch.amp.GradScaler('cuda') if args.mode == 'amp' else None", "amp", "AMP401"),
+        ("args.mode == 'half'", "torch.amp.GradScaler('cuda', enabled=args.amp)", "args.amp", "AMP403"),
+        ("args.pure_half", "torch.amp.GradScaler('cuda') if args.pure_half else None", "amp", "AMP403"),
+    ],
+)
+def test_flags_that_exclude_one_another(cast: str, scaler: str, region: str, rule: str) -> None:
+    program = FLAGGED.replace("CAST", cast).replace("SCALER", scaler).replace("REGION", region)
+    assert misjudged(train=program.replace("AMP402", rule)) == []
