@@ -36,6 +36,7 @@ from amp_audit.static.walking.values import (
     Tensor,
     Value,
     inside,
+    is_gradient,
     label,
     short,
     tag,
@@ -158,13 +159,15 @@ class Caller(Evaluator):
 
     def _runs_handed(self, func: Func, args: list[Value], world: World) -> bool:
         """Whether a function may call, or keep, one that it is handed and that can make an event: as an argument, by
-        its name, by the function around it, as a decorator's, or by its object.
+        its name, by the function around it, as a decorator's, or by its object; or is handed gradients.
         """
         words = func.function.words
         if self.heat.size(func.function) > MAX_HANDED:
             return False
         given = [item for value in args for item in inside(value)]
         own = func.bound if isinstance(func.bound, Instance) else None
+        if any(map(is_gradient, given)):
+            return True
         held = [func.env[name] for name in words & func.env.keys()] if func.env else []
         if own is not None:
             held += [value for name in words if (value := world.heap.get((own.id, name))) is not None]
@@ -267,7 +270,7 @@ class Caller(Evaluator):
                 positional = []
             elif param.kind == "kwargs":
                 env[param.name] = Table(tuple(rest.items()))
-            elif param.kind == "positional" and positional and not isinstance(positional[0], Method):
+            elif param.kind == "positional" and positional and _may_be_bound(positional[0]):
                 env[param.name] = called(positional.pop(0), param.name)
             elif param.name in rest:
                 env[param.name] = called(rest.pop(param.name), param.name)
@@ -371,6 +374,11 @@ class Caller(Evaluator):
         matters = self.heat.function(func.function) or self._runs_handed(func, args, world)
         running = any(frame.function is func.function for frame in world.frames)
         return matters and not running and len(world.frames) <= MAX_DEPTH
+
+
+def _may_be_bound(value: Value) -> bool:
+    """Whether an argument is surely one: a spread list may be several, or none."""
+    return not isinstance(value, Method) or is_gradient(value)
 
 
 def _holds_tensor(value: Value) -> bool:

@@ -174,7 +174,7 @@ class Methods(Ranks):
         if name == "update":
             self.walker.emit(world, Event(Kind.UPDATE, scaler=scaler, given=bool(node.args)), node.at)
             return
-        if isinstance(target, Parameters):  # not an optimizer: the program dies here
+        if isinstance(target, Parameters) or target == NONE:  # no optimizer: the program dies here
             world.dead = True
             return
         optimizer = self._optimizer_id(target)
