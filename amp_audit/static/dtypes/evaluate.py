@@ -163,7 +163,7 @@ class Evaluation(Truths):
             self.bind(target.base, Table(((REST, value if before is None else join(before, value)),)), at)
         elif (
             isinstance(base, Tensor)
-            and (picks(index) or is_mask(target.index))
+            and (picks(index) or (is_mask(target.index) and not _is_number(index)))
             and isinstance(value, Tensor)
             and not value.scalar
         ):

@@ -26,7 +26,7 @@ def facts_of(test: ir.Expr, truth: bool, meaning: Callable[[str], ir.Expr | None
     text, negated = spelled_condition(test)
     if not text:
         return NO_FACTS
-    own = frozenset({(text, truth is not negated)})
+    own = frozenset({(text.removeprefix("self."), truth is not negated)})  # a flag, as it was given and as it is kept
     meant = meaning(text) if depth < _DEPTH and isinstance(test, (ir.Name, ir.Attr)) else None
     return own if meant is None else own | facts_of(meant, truth, meaning, depth + 1)
 

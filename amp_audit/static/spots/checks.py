@@ -11,6 +11,7 @@ from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.binding.project import Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
+from amp_audit.static.source.conditions import NO_FACTS, exclude, facts_at
 from amp_audit.static.source.traverse import bodies, dotted_text, expressions, statements, walk
 from amp_audit.static.spots.handed import Space, reached
 from amp_audit.static.spots.prepared import Prepared, depends, has_prepared, identities
@@ -71,8 +72,12 @@ def accelerate_bypassed(
     without = {
         (module.path, at) for where, body in around for at in _without_accelerator(where, body, prepared, project)
     }
+    made = [facts_at(body, call.at) for _, body in around for call in calls(body) if method(call) == "prepare"]
+    under = made[0].intersection(*made[1:]) if made else NO_FACTS
     for space in reached(own, project, without):
         for at, message in _bypasses(space, replace(prepared, keys=set(space.groups[0])), project, origins):
+            if exclude(under, facts_at(space.body, at)):
+                continue
             step = RawStep(module.path, prepared.at, "the accelerator prepares it here")
             yield RawFinding(rule, space.where.module.path, at, message + assumed, confidence, related=(step,))
 

@@ -245,8 +245,10 @@ class _Look:
             modes = {mixed_precision(call, at, self.origins) for call, at in accelerators}
             if not accelerators or not modes <= {"fp16", None}:
                 continue
+            made = [facts_at(body, call.at) for call in calls(body) if method(call) == "prepare"]
             for call in calls(body):
-                if _scales(call, where, self.origins):
+                own = facts_at(body, call.at) if _scales(call, where, self.origins) else None
+                if own is not None and not all(exclude(own, facts) for facts in made):
                     sure = Confidence.HIGH if modes == {"fp16"} else Confidence.MEDIUM
                     message = "the Accelerator scales the loss already: a second GradScaler scales it twice"
                     yield self.finding(call.at, message, sure)

@@ -13,6 +13,7 @@ from amp_audit.records import replace
 from amp_audit.state import LOW_PRECISION
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
+from amp_audit.static.source.conditions import facts_at
 from amp_audit.static.source.names import loads_model
 from amp_audit.static.source.traverse import names_in, statements, walk
 from amp_audit.static.walking.byhand import MEASURE
@@ -24,12 +25,14 @@ from amp_audit.static.walking.lineage import (
     FROZEN,
     LOWERED,
     REPLICATED,
+    REPLICATED_UNDER,
     SHARDED,
     UNCACHED,
     are_sharded,
     argument,
     dtype_of,
     known,
+    own_body,
     owners_of,
     together,
     with_children,
@@ -200,7 +203,9 @@ class Library(Methods):
             if isinstance(given, Instance) and short_name == "compile":  # its graph casts the weights by itself
                 world.put(given.id, UNCACHED, Literal.of(True))
             if short_name in REPLICATES and isinstance(given, (Instance, Symbol)):
-                world.put(given.id if isinstance(given, Instance) else given.key, REPLICATED, Literal.of(True))
+                key = given.id if isinstance(given, Instance) else given.key
+                world.put(key, REPLICATED, Literal.of(True))
+                world.put(key, REPLICATED_UNDER, Literal.of(facts_at(own_body(world), node.at)))
             if isinstance(given, (Instance, Symbol, Func, Method)):
                 return [(given, world)]
         if name in ("copy.deepcopy", "copy.copy") and args and isinstance(args[0], Instance):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from amp_audit.records import replace
 from amp_audit.state import region_dtype
 from amp_audit.static.binding.project import External
+from amp_audit.static.source import ir
 from amp_audit.static.walking.values import (
     Instance,
     Items,
@@ -35,6 +36,8 @@ UNSEEN: frozenset[Hashable] = frozenset({"?"})
 """What a loss was divided by whose origin was not seen."""
 
 FROZEN, UNCACHED, SHARDED, REPLICATED = "#frozen", "#uncached", "#sharded", "#replicated"
+REPLICATED_UNDER = "#replicated_under"
+"""The key under which a world keeps the conditions around the place that makes a model one of DDP."""
 LOWERED = "#lowered"
 """The dtype in which FSDP runs a model that it holds in float32."""
 
@@ -80,6 +83,12 @@ def owners_of(value: Value) -> frozenset[Hashable]:
 def are_sharded(owners: Iterable[Hashable] | None, world: World) -> bool:
     """Whether these owners' parameters are shards of FSDP."""
     return any(world.heap.get((owner, SHARDED)) == Literal.of(True) for owner in owners or ())
+
+
+def own_body(world: World) -> tuple[ir.Stmt, ...]:
+    """The body of the function at hand, or of the module."""
+    function = world.frame.function
+    return world.frame.module.body if function is None else function.body
 
 
 def known(owners: Iterable[Hashable]) -> tuple[Hashable, ...] | None:

@@ -6,10 +6,11 @@ import re
 
 from amp_audit.events import Event, Kind
 from amp_audit.static.source import ir
+from amp_audit.static.source.conditions import exclude, facts_at, facts_of
 from amp_audit.static.source.names import is_called_model
 from amp_audit.static.source.traverse import names_in, parts, statements
 from amp_audit.static.walking.byhand import FINITE, ByHand
-from amp_audit.static.walking.lineage import REPLICATED
+from amp_audit.static.walking.lineage import REPLICATED, REPLICATED_UNDER, own_body
 from amp_audit.static.walking.values import (
     Func,
     Instance,
@@ -103,7 +104,11 @@ class Ranks(ByHand):
         function = world.frame.function
         words = function.words if function is not None else world.frame.module.words
         replicated = any(key == REPLICATED and value == Literal.of(True) for (_, key), value in world.heap.items())
-        if replicated and not any(map(_AGREED.search, words)) and _waits_for_backward(world):
+        if not replicated or any(map(_AGREED.search, words)) or not _waits_for_backward(world):
+            return
+        here = facts_at(own_body(world), test.at) | facts_of(test, True, lambda _: None)
+        wrapped = [v.value for (_, key), v in world.heap.items() if key == REPLICATED_UNDER and isinstance(v, Literal)]
+        if not all(isinstance(facts, frozenset) and exclude(here, facts) for facts in wrapped or [None]):
             self.walker.emit(world, Event(Kind.LEAVE_OUT), at)
 
     def returned_early(self, test: ir.Expr | None, at: int, world: World) -> None:
