@@ -422,10 +422,12 @@ class Models(Operations):
 
     def _copied(self, args: Sequence[Value], at: int) -> Value:
         """A deep copy: another model, in the same dtype."""
-        if not args or not isinstance(args[0], MODEL_KINDS):
+        copied = [*options(args[0])] if args else []
+        models = [one for one in copied if isinstance(one, MODEL_KINDS)]
+        if not models or len(models) < len(copied):
             return args[0] if args else NOTHING
         copy = Opaque((self.path, at))
-        own = self.casts.get(args[0].id)
+        own = frozenset(cast for model in models for cast in self.casts.get(model.id, ()))
         if own:
             self.casts[copy.id] = frozenset(replace(cast, of=copy.id) for cast in own)
         return copy
