@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from amp_audit.records import record
 from amp_audit.static.binding.dicts import changed, spelled_out
 from amp_audit.static.binding.fields import Fields
 from amp_audit.static.binding.names import Assigned
+from amp_audit.static.binding.options import number_types
 from amp_audit.static.binding.project import Alternatives, ClassRef, External, FunctionRef, Project, Scope, ValueRef
 from amp_audit.static.binding.signatures import SCALERS
 from amp_audit.static.source import ir
+from amp_audit.static.source.names import is_settings
 from amp_audit.static.source.traverse import last_word, statements, walk
 
 _MAX_DEPTH = 8
@@ -59,6 +61,7 @@ class Origins:
         self.fields = Fields(project)
         self._attributes: dict[tuple[str, int], dict[str, list[Origin]]] = {}
         self._changed: dict[str, frozenset[str]] = {}
+        self._numbers: Mapping[str, str] | None = None  # of options of the command line
 
     def of(self, expr: ir.Expr, where: Where) -> list[Origin]:
         """All expressions that ``expr`` may have its value from; those it is itself a part of come too late."""
@@ -367,7 +370,20 @@ class Origins:
             is_property = method is not None and bool(method[1].decorators)
             if method is not None:
                 return None if is_property else "callable"
-        return self._kind_of_field(expr, where) if isinstance(expr, ir.Attr) else None
+        if not isinstance(expr, ir.Attr):
+            return None
+        return self._kind_of_field(expr, where) or self._kind_of_option(expr, where)
+
+    def _kind_of_option(self, expr: ir.Attr, where: Where) -> str | None:
+        """What the parser says of ``args.name``: a number, by its ``type``."""
+        if self._numbers is None:
+            self._numbers = number_types(self.project)
+        kind = self._numbers.get(expr.name)
+        if kind is None or is_settings(last_word(expr.base)):
+            return kind
+        made = (origin.expr for origin in self.of(expr.base, where))
+        parsed = any(isinstance(each, ir.Call) and last_word(each.func).startswith("parse_") for each in made)
+        return kind if parsed else None
 
     def _kind_of_field(self, expr: ir.Attr, where: Where) -> str | None:
         """What the class of an object says of an attribute: that of a parameter by its annotation. A whole number may
