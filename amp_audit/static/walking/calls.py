@@ -330,7 +330,8 @@ class Caller(Evaluator):
         func = Func(method[0].module, method[1], instance, {}, method[0])
         running = any(frame.function is method[1] for frame in world.frames)
         methods = self.project.methods(instance.cls).values()
-        matters = any(self.heat.followed(each) or "getattr" in each.words for _, each in methods)
+        by_name = not instance.model  # a model that looks its layers up by name calls nobody back
+        matters = any(self.heat.followed(each) or (by_name and "getattr" in each.words) for _, each in methods)
         if running or len(world.frames) > MAX_DEPTH or not matters:
             return [world]
         return [after for _, after in self.follow(func, at, args, named, world)]
