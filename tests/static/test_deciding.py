@@ -79,6 +79,27 @@ def test_a_test_decides_when_an_arm_trains_or_leaves() -> None:
     assert not {"log", "path", "name"} & local["fit"]
 
 
+def test_where_nothing_trains_it_does_not_matter_where_a_call_leaves() -> None:
+    _, local = names(
+        """
+        import torch
+        def describe(loss, verbose, wide):
+            if verbose:
+                return str(loss)
+            if wide:
+                return torch.bfloat16
+            return None
+        def fit(loss, early, path=None):
+            describe(loss, path)
+            if early:
+                return
+            loss.backward()
+        """
+    )
+    assert local["describe"] == {"wide"}
+    assert "early" in local["fit"] and "path" not in local["fit"]
+
+
 def test_values_pass_through_calls_attributes_and_returns() -> None:
     found, local = names(
         """

@@ -202,7 +202,8 @@ def evaluate(net, epoch):
 """
 
 
-def test_what_only_looks_on_is_walked_for_few_of_the_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("result", ["total / count, worst", "(total, out.detach(), *losses), worst"])
+def test_what_only_looks_on_is_walked_for_few_of_the_paths(result: str, monkeypatch: pytest.MonkeyPatch) -> None:
     statements = 0
 
     def burn(walker: Walker) -> None:
@@ -226,7 +227,7 @@ def test_what_only_looks_on_is_walked_for_few_of_the_paths(monkeypatch: pytest.M
         "for x, y in loader:\n    optimizer.zero_grad()\n    loss = loss_of(x, y)\n    scaler.scale(loss).backward()\n"
     )
     args = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
-    code = HEAD + args + EVALUATE + loop + step
+    code = HEAD + args + EVALUATE.replace("total / count, worst", result) + loop + step
     monkeypatch.setattr(Walker, "burn", burn)
     found = told(code)
     few, statements = statements, 0

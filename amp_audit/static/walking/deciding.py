@@ -103,15 +103,21 @@ class _Passed:
 
 @record(frozen=True, slots=True)
 class _Choice:
-    """A test, by the names in it. It chooses a path that matters if one of some bodies or expressions does."""
+    """A test, by the names in it. It chooses a path that matters if one of some bodies or expressions does; or if one
+    of the arms that it ``forks`` into leaves, unless nothing trains ``within`` the function around and all that it may
+    give is no dtype.
+    """
 
     names: frozenset[Key]
+    within: ir.Function | None = None
     forks: tuple[ir.Stmt, ...] = ()
     matters: tuple[ir.Stmt, ...] = ()
     counts: tuple[ir.Expr, ...] = ()
 
     def counts_for(self, heat: Heat) -> bool:
-        return heat.forks(self.forks) or heat.matters(self.matters) or any(map(heat.counts, self.counts))
+        if heat.matters(self.matters) or heat.matters(self.forks) or any(map(heat.counts, self.counts)):
+            return True
+        return heat.forks(self.forks) and (not heat.is_quiet(self.within) or heat.picks_dtype(self.forks))
 
 
 _Argument = tuple[str | None, frozenset[Key]]
@@ -166,7 +172,8 @@ class _Reading:
         elif isinstance(node, ir.Return) and node.value is not None and scopes:
             self._flow([(_RETURNED, scopes[-1].function.name)], node.value, scopes)
         elif isinstance(node, ir.If):
-            self.choices.append(_Choice(self._names(node.test, scopes), forks=(*node.body, *node.orelse)))
+            within = scopes[-1].function if scopes else None
+            self.choices.append(_Choice(self._names(node.test, scopes), within, forks=(*node.body, *node.orelse)))
         elif isinstance(node, ir.While):
             self.choices.append(_Choice(self._names(node.test, scopes), matters=node.body))
         elif isinstance(node, ir.Match):

@@ -27,6 +27,7 @@ from amp_audit.static.walking.values import (
     Literal,
     Region,
     Symbol,
+    Tensor,
     Value,
     key_of,
     options,
@@ -336,9 +337,19 @@ def _is_quiet(start: Start, end: _End) -> bool:
     left = (value for key, value in end.heap.items() if key[1] != MADE_OF)
     return (
         before == end.state
-        and all(map(_is_passive, (end.value, *left, *end.globals.values())))
+        and _is_rootless(end.value)
+        and all(map(_is_passive, (*left, *end.globals.values())))
         and all(step.event.kind in _OF_REGIONS or "evaluate" in words(step.event) for step in end.steps)
     )
+
+
+def _is_rootless(value: Value) -> bool:
+    """Whether something that is given back is data, or was computed and leads back to no model and no scaler."""
+    if isinstance(value, Items):
+        return all(map(_is_rootless, value.items))
+    if isinstance(value, Tensor):
+        return not value.owners and value.scaled is None and not value.taken
+    return _is_passive(value)
 
 
 def _is_bare(call: Call, end: _End) -> bool:

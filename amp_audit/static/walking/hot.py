@@ -232,6 +232,10 @@ class Heat:
         """Whether a function is hot for its regions alone: nothing trains there, so its branches need no paths."""
         return id(function) in self._calm
 
+    def is_quiet(self, function: ir.Function | None) -> bool:
+        """Whether nothing trains in a function: where a call of it leaves matters for what it gives, if at all."""
+        return function is not None and (self.calm(function) or not self.function(function))
+
     def _is_hot(self, spoken: Vocabulary) -> bool:
         return spoken.is_hot() or (bool(spoken.called & OF_SCALERS) and not self._scalers.isdisjoint(spoken.words))
 
@@ -258,6 +262,10 @@ class Heat:
         """Whether it shows later which arm was taken: one may return, break or continue, choose a dtype, or shard."""
         arms = map(self._says, (*statement.body, *statement.orelse))
         return any(each.leaves or each.halves or each.shards for each in arms)
+
+    def picks_dtype(self, body: tuple[ir.Stmt, ...]) -> bool:
+        """Whether a low-precision dtype may be what some statements are about."""
+        return any(self._judge(each).halves for each in body)
 
     def decorator(self, node: ir.Expr) -> bool:
         """Whether a decorator may be a region or no_grad."""

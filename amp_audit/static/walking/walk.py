@@ -171,9 +171,7 @@ class Walker(Repeater):
         flow.fall.append(world)
 
     def _if(self, statement: ir.If, world: World, flow: Flow) -> None:
-        function = world.frame.function
-        quiet = function is not None and (self.heat.calm(function) or not self.heat.function(function))
-        calm = quiet and not self.heat.tells(statement)
+        calm = self.heat.is_quiet(world.frame.function) and not self.heat.tells(statement)
         cold = calm or not (
             self.heat.forks((*statement.body, *statement.orelse)) or world.deciding.chosen_by(statement)
         )

@@ -24,6 +24,7 @@ from amp_audit.static.walking.values import (
     Instance,
     Items,
     Literal,
+    Method,
     Optimizer,
     Parameters,
     Region,
@@ -497,6 +498,8 @@ def is_data(value: Value) -> bool:
         return value.scaled is None and value.dtype is None and not value.doubt and not value.leaf
     if isinstance(value, Items):
         return all(map(is_data, value.items))
+    if isinstance(value, Method):
+        return value.name == "*" and is_data(value.base)  # the items of something unknown, in a display
     if isinstance(value, Scale):
         return True
     return isinstance(value, Table) and all(is_data(item) for _, item in value.items)
