@@ -104,8 +104,8 @@ class _Passed:
 @record(frozen=True, slots=True)
 class _Choice:
     """A test, by the names in it. It chooses a path that matters if one of some bodies or expressions does; or if one
-    of the arms that it ``forks`` into leaves, unless nothing trains ``within`` the function around and all that it may
-    give is no dtype.
+    of the arms that it ``forks`` into leaves, unless nothing trains ``within`` the function around and it is not about
+    how a model is held either.
     """
 
     names: frozenset[Key]
@@ -117,7 +117,7 @@ class _Choice:
     def counts_for(self, heat: Heat) -> bool:
         if heat.matters(self.matters) or heat.matters(self.forks) or any(map(heat.counts, self.counts)):
             return True
-        return heat.forks(self.forks) and (not heat.is_quiet(self.within) or heat.picks_dtype(self.forks))
+        return heat.forks(self.forks) and (not heat.is_quiet(self.within) or heat.settles(self.forks))
 
 
 _Argument = tuple[str | None, frozenset[Key]]

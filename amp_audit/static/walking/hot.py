@@ -260,12 +260,12 @@ class Heat:
 
     def tells(self, statement: ir.If) -> bool:
         """Whether it shows later which arm was taken: one may return, break or continue, choose a dtype, or shard."""
-        arms = map(self._says, (*statement.body, *statement.orelse))
-        return any(each.leaves or each.halves or each.shards for each in arms)
+        arms = (*statement.body, *statement.orelse)
+        return self.settles(arms) or any(self._says(each).leaves for each in arms)
 
-    def picks_dtype(self, body: tuple[ir.Stmt, ...]) -> bool:
-        """Whether a low-precision dtype may be what some statements are about."""
-        return any(self._judge(each).halves for each in body)
+    def settles(self, body: tuple[ir.Stmt, ...]) -> bool:
+        """Whether statements may be about how a model is held: in a low-precision dtype, or in shards."""
+        return any(each.halves or each.shards for each in map(self._says, body))
 
     def decorator(self, node: ir.Expr) -> bool:
         """Whether a decorator may be a region or no_grad."""
