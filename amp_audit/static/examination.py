@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from amp_audit.model import Finding, Fix
 from amp_audit.rulebook import Rulebook
 from amp_audit.static import dtypes
-from amp_audit.static.binding.programs import Programs
 from amp_audit.static.binding.project import Project
 from amp_audit.static.cache import Entry
 from amp_audit.static.expected import unexpected
@@ -60,7 +59,6 @@ class _Outcome:
     failed: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     asked: Set[str] = frozenset()
-    programs: Programs | None = None
 
     def run(self) -> Project | None:
         self.skipped = self.selection.skipped
@@ -75,7 +73,7 @@ class _Outcome:
             return None
         project = Project((file.module for file in files.values()), Path(self.selection.root), self._newest(files))
         asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
-        self.asked, self.programs = asked.keys(), Programs(project)
+        self.asked = asked.keys()
         repairs = _Repairs(project, self.options.thorough)
         in_force = self.book.only(frozenset().union(*asked.values()))
         self.findings += present(self._raw(project, in_force), files, asked, self.book, repairs.of)
@@ -189,13 +187,13 @@ def _patterns(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFi
 
 
 def _paths(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
-    found, unfinished = paths.find(project, book, outcome.asked, outcome.programs)
+    found, unfinished = paths.find(project, book, outcome.asked)
     outcome.notes += unfinished
     return found
 
 
 def _dtypes(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
-    return dtypes.find(project, book, outcome.programs)
+    return dtypes.find(project, book)
 
 
 _DETECTORS: dict[str, Callable[[Project, Rulebook, _Outcome], list[RawFinding]]] = {

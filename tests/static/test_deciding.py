@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from amp_audit import rulebook
-from amp_audit.static.binding.programs import Programs
 from amp_audit.static.binding.project import Project
 from amp_audit.static.source import lowering
 from amp_audit.static.source.traverse import definitions
@@ -149,7 +148,7 @@ def test_switches_that_decide_nothing_cost_nothing(switches: int) -> None:
     source = TRAIN.format("").replace("    scaler = ", f"{body}\n    scaler = ", 1)
     module = lowering.lower("/project/main.py", source)
     project = Project([module], Path("/project"))
-    surveyor = paths._Surveyor(project, rulebook.load(), Programs(project))
+    surveyor = paths._Surveyor(project, rulebook.load())
     before = surveyor.done.fuel
     surveyor.survey()
     used = before - surveyor.done.fuel

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from amp_audit import rulebook
-from amp_audit.static.binding.programs import Programs
 from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.source import lowering
 from amp_audit.static.source.traverse import definitions
@@ -204,7 +203,7 @@ def test_entries_that_can_end_in_nothing_are_not_walked() -> None:
         scaler.update()
     """
     read = project(main=source)
-    surveyor = paths._Surveyor(read, BOOK, Programs(read))
+    surveyor = paths._Surveyor(read, BOOK)
     done = surveyor.survey()
     at = {function.name: function.at for function, _ in definitions(surveyor.modules[0].body)}
     assert done.followed == {("/project/main.py", at["entry"])}
@@ -240,7 +239,7 @@ def test_of_files_that_are_context_only_those_entries_are_walked_that_go_through
     asked = [raw for raw in paths.find(read, BOOK, {"/project/train.py"})[0] if raw.path == "/project/train.py"]
     assert asked == whole
     assert "AMP202" in {raw.rule.id for raw in asked}
-    walked = paths._Surveyor(read, BOOK, Programs(read)).survey({"/project/train.py"}).followed
+    walked = paths._Surveyor(read, BOOK).survey({"/project/train.py"}).followed
     assert {path for path, _ in walked} == {"/project/main.py", "/project/train.py"}
 
 

@@ -49,15 +49,6 @@ class Programs:
             path for path in _unnamed(self.project, live, programs) if not self._is_of_others(path, programs)
         }
 
-    def reached_from(self, path: str) -> frozenset[str]:
-        """A module and all that it imports, be it by way of others: what its code can come to."""
-        found, todo = {path}, [path]
-        while todo:
-            fresh = self._imports.get(todo.pop(), set()) - found
-            found |= fresh
-            todo += fresh
-        return frozenset(found & self.project.modules.keys())
-
     def _is_of_others(self, path: str, programs: Set[str]) -> bool:
         """Whether a module is a program that trains, which none of the others loads by name, or is imported where
         others train and by none of these programs.

@@ -29,11 +29,11 @@ _PRECISION_WORDS = frozenset(
 _TRAINING_WORDS = frozenset({"optim", "optimizer", "backward"})
 
 
-def find(project: Project, book: Rulebook, programs: Programs | None = None) -> list[RawFinding]:
+def find(project: Project, book: Rulebook) -> list[RawFinding]:
     """What the rules' ``op`` detectors say of a project, one finding per rule and place."""
     if not any(_PRECISION_WORDS & module.words for module in project.modules.values()):
         return []
-    reach = programs or Programs(project)
+    reach = Programs(project)
     walk = with_deep_stack(lambda: _run(project, reach))
     best: dict[tuple[str, str, int], RawFinding] = {}
     low = reach.around(_low_modules(walk))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,7 +15,6 @@ from amp_audit.model import Confidence
 from amp_audit.records import record, replace
 from amp_audit.rulebook import Rulebook
 from amp_audit.state import between_calls, forget
-from amp_audit.static.binding.programs import Programs
 from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
@@ -44,8 +43,8 @@ NARROW, PLENTY = 16, 3
 SHARE = 4
 """The part of the fuel left that one entry may have beyond the usual: one fourth, so that further ones find some."""
 
-ROOM = 10_000
-"""How many modules there may be in all settings together: each takes as long to make as it has modules."""
+ROOM = 60_000
+"""How many functions all settings together may be made of: each takes as long to make as it has."""
 
 _SPOKEN = {
     "scale": ("scale", "backward.scaled"),
@@ -105,13 +104,11 @@ class Survey:
     fuel: int = PROJECT_FUEL
 
 
-def find(
-    project: Project, book: Rulebook, asked: Set[str] | None = None, programs: Programs | None = None
-) -> tuple[list[RawFinding], list[str]]:
+def find(project: Project, book: Rulebook, asked: Set[str] | None = None) -> tuple[list[RawFinding], list[str]]:
     """Findings of the rules' event detectors on all paths, and what could not be walked to the end. Of those outside of
     the files asked for (None: all), there may be some or none.
     """
-    survey = _Surveyor(project, book, programs or Programs(project)).survey(asked)
+    survey = _Surveyor(project, book).survey(asked)
     return list(_findings(survey.entries)), [entry.note for entry in survey.entries if entry.note]
 
 
@@ -144,14 +141,13 @@ class _Attempt:
 class _Surveyor:
     """Walks the entries of a project one after the other."""
 
-    def __init__(self, project: Project, book: Rulebook, programs: Programs) -> None:
+    def __init__(self, project: Project, book: Rulebook) -> None:
         self.project = project
-        self.programs = programs
         self.modules = list(project.modules.values())
         self.heat = Heat(self.modules, self._functions(self.modules))
         self.readings = Readings()
-        self.reached: Set[str] = frozenset()
-        self.settings: dict[frozenset[str], Setting] = {}
+        self.starts: dict[str, list[Start]] = {}
+        self.settings: dict[str, Setting] = {}
         self.room = ROOM
         self.watch: Watch[Place] = Watch(book, "static")
         scaling = sum("GradScaler" in module.words for module in self.modules)
@@ -185,7 +181,8 @@ class _Surveyor:
         starts = [*scripts, *orphans]
         for start, wanted in zip(starts, self._wanted(starts, asked)):
             (hazardous if wanted else idle).append(start)
-        self.reached = self.reach.paths(hazardous)
+        for start in hazardous:
+            self.starts.setdefault(start[0].path, []).append(start)
         for start in hazardous:
             self._walk(*start)
         for entry in list(self.done.entries):
@@ -196,19 +193,28 @@ class _Surveyor:
         return [function for module in modules for function, _ in self.project.definitions(module)]
 
     def setting(self, module: ir.Module) -> Setting:
-        """That of the entries of a module: what its code can come to, or all where there is no room."""
-        around = self.programs.reached_from(module.path)
-        if around not in self.settings and len(around) > self.room:
-            around = frozenset(self.project.modules)
-        found = self.settings.get(around)
+        """That of a module's entries, which begin with what its own code leaves."""
+        found = self.settings.get(module.path)
         if found is None:
-            self.room -= len(around)
-            modules = [each for each in self.modules if each.path in around]
-            whole = len(modules) == len(self.modules)
-            heat = self.heat if whole else self.heat.within(self._functions(modules))
-            read = (each for each in modules if each.path in self.reached or each is module)
-            found = self.settings[around] = Setting(heat, self.readings.deciding(read, heat))
+            found = self.settings[module.path] = self._setting(self.starts.get(module.path, [(module, None, None)]))
         return found
+
+    def _setting(self, starts: Sequence[Start]) -> Setting:
+        met = self.reach.functions(starts, self.room)
+        if met is None:
+            return self.whole
+        functions, paths = met
+        self.room -= len(functions)
+        heat = self.heat.within(functions)
+        return Setting(heat, self.readings.deciding([each for each in self.modules if each.path in paths], heat))
+
+    @cached_property
+    def whole(self) -> Setting:
+        """That of walks which may go anywhere that any may go."""
+        reached = self.reach.paths(start for starts in self.starts.values() for start in starts)
+        return Setting(
+            self.heat, self.readings.deciding([each for each in self.modules if each.path in reached], self.heat)
+        )
 
     def _orphans(self, module: ir.Module) -> list[tuple[ir.Function, ClassRef | None]]:
         """Hot functions and methods, those first that no other one mentions."""

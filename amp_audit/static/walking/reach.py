@@ -26,7 +26,7 @@ from amp_audit.static.binding.project import (
     ValueRef,
 )
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import children, expressions, last_word, statements, walk, words_in
+from amp_audit.static.source.traverse import children, definitions, expressions, last_word, statements, walk, words_in
 from amp_audit.static.walking.byhand import FINITE
 from amp_audit.static.walking.hot import Heat, aliases, dotted
 from amp_audit.static.walking.library import REPLICATES
@@ -68,11 +68,12 @@ Start: TypeAlias = tuple[ir.Module, ir.Function | None, ClassRef | None]
 @dataclass(slots=True, eq=False)
 class _Node:
     """Some code: what it says itself and refers to. ``names`` are attributes of unknown objects, ``own`` those of
-    ``self`` in a class.
+    ``self`` in a class. ``functions``: what is defined there, the code itself among them if it is a function's.
     """
 
     path: str
     means: int = 0
+    functions: tuple[ir.Function, ...] = ()
     codes: list[_Node] = field(default_factory=list)
     classes: list[ClassRef] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
@@ -196,6 +197,14 @@ class Reach:
             found = self._ends[key] = (Means(met.means), frozenset(node.path for node in met.nodes))
         return found
 
+    def functions(self, starts: Iterable[Start], most: int) -> tuple[list[ir.Function], set[str]] | None:
+        """The functions that walks of these entries may come to, and the files; None if it is more code than ``most``
+        pieces."""
+        met = self._met(starts, lambda _, met: len(met.nodes) > most)
+        if met.found:
+            return None
+        return [each for node in met.nodes for each in node.functions], {node.path for node in met.nodes}
+
     def paths(self, starts: Iterable[Start]) -> set[str]:
         """The files that walks of these entries may go through."""
         return {node.path for node in self._met(starts).nodes}
@@ -295,7 +304,10 @@ class Reach:
         inner = {type(each) for each in statements(function.body, into=True)}
         cls = None if ir.Class in inner else cls  # then ``self`` may be an object of another one
         parts = _parts((function,))
-        return self._code(function, _Code(module, parts, cls, local, imports, ir.Continue in inner))
+        made = self._code(function, _Code(module, parts, cls, local, imports, ir.Continue in inner))
+        within = (each for each, _ in definitions(function.body)) if ir.Function in inner else ()
+        made.functions = (function, *within)
+        return made
 
     def _imports(self, module: ir.Module, function: ir.Function) -> Iterator[tuple[str, Binding]]:
         for statement in statements(function.body, into=True):
