@@ -57,8 +57,8 @@ _HANDS_OVER = frozenset({"submit", "map", "apply_async", "Thread"})
 _DTYPES = frozenset({"float16", "half", "bfloat16", "bf16", "fp16"})
 
 _CLIP = re.compile(r"clip|clamp", re.IGNORECASE)
-_RUN = ("__init__", "__call__", "forward")
-"""The methods that run where an object is made or called."""
+_RUN = ("__init__", "__call__", "forward", "__enter__", "__exit__")
+"""The methods that run where an object is made, called or entered."""
 
 
 Start: TypeAlias = tuple[ir.Module, ir.Function | None, ClassRef | None]
@@ -69,6 +69,7 @@ Start: TypeAlias = tuple[ir.Module, ir.Function | None, ClassRef | None]
 class _Node:
     """Some code: what it says itself and refers to. ``names`` are attributes of unknown objects, ``own`` those of
     ``self`` in a class. ``functions``: what is defined there, the code itself among them if it is a function's.
+    ``texts``: those that may name an attribute; ``computes``: whether some code asks for attributes by such names.
     """
 
     path: str
@@ -79,6 +80,8 @@ class _Node:
     names: set[str] = field(default_factory=set)
     own: set[str] = field(default_factory=set)
     cls: ClassRef | None = None
+    texts: set[str] = field(default_factory=set)
+    computes: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +105,8 @@ class _Met:
     classes: set[_Kind] = field(default_factory=set)
     names: set[str] = field(default_factory=lambda: set(_RUN))
     found: bool = False
+    texts: set[str] = field(default_factory=set)
+    computes: bool = False
     own: dict[ClassRef, set[str]] = field(default_factory=dict)
     below: dict[ClassRef, list[_Kind]] = field(default_factory=dict)
 
@@ -239,7 +244,10 @@ class Reach:
             met.add(code)
         for cls in node.classes:
             self._find(cls, met)
-        for name in node.names - met.names:
+        met.computes = met.computes or node.computes
+        met.texts |= node.texts
+        names = node.names | met.texts if met.computes else node.names
+        for name in names - met.names:
             met.names.add(name)
             for kind in self._having.get(name, ()):
                 if kind in met.classes:
@@ -278,7 +286,7 @@ class Reach:
         if found is None:
             found = self._kinds[ref] = _Kind(self.project.mro(ref), {})
             for name, (_, method) in self.project.methods(ref).items():
-                if name == "__init__" or self.heat.followed(method):
+                if name == "__init__" or self.heat.followed(method) or "getattr" in method.words:
                     found.members.setdefault(name, []).append(self._function(method))
             for owner in found.above:
                 bases = [part for base in owner.cls.bases for part in walk(base.value)]
@@ -384,7 +392,11 @@ class Reach:
             self._attribute(part, code, node, is_base)
         elif isinstance(part, ir.Call) and last_word(part.func) in ("getattr", "attrgetter", "methodcaller"):
             texts = (arg.value.value for arg in part.args if isinstance(arg.value, ir.Const))
-            node.names.update(text for text in texts if isinstance(text, str))
+            named = {text for text in texts if isinstance(text, str)}
+            node.names |= named
+            node.computes = node.computes or not named
+        elif isinstance(part, ir.Const) and isinstance(part.value, str) and part.value.isidentifier():
+            node.texts.add(part.value)
 
     def _attribute(self, part: ir.Attr, code: _Code, node: _Node, is_base: bool) -> None:
         base = part.base
