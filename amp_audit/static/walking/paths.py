@@ -37,7 +37,7 @@ MAX_STARTS = 4
 WIDTHS = (64, 16, 4)
 """How many paths are followed side by side, in one attempt after the other, until an entry is walked to its end."""
 
-NARROW, PLENTY = 16, 3
+NARROW, PLENTY = 16, 4
 """Where an entry never had more paths than this, it is its code that is long: it may have this many times the fuel."""
 
 SHARE = 4
