@@ -52,12 +52,18 @@ class Ducks:
         self._models: dict[tuple[str, str], bool] = {}
 
     def methods_used(self, symbol: Symbol, world: World) -> frozenset[str]:
-        if not symbol.text:
-            return frozenset()
-        return self.walker.heat.methods(world.frame.module).get(symbol.text, frozenset())
+        """What the code calls on a thing: in the file at hand or, where that has no such name, in a caller's."""
+        module = self._using(symbol, world)
+        return self.walker.heat.methods(module).get(symbol.text, frozenset()) if symbol.text else frozenset()
+
+    def _using(self, symbol: Symbol, world: World) -> ir.Module:
+        for frame in reversed(world.frames):
+            if symbol.text in self.walker.heat.methods(frame.module):
+                return frame.module
+        return world.frame.module
 
     def is_scaler(self, symbol: Symbol, world: World) -> bool:
-        key = (world.frame.module.path, symbol.text)
+        key = (self._using(symbol, world).path, symbol.text)
         found = self._scalers.get(key)
         if found is None:
             found = self._scalers[key] = self._acts_as_scaler(symbol, world)
@@ -93,7 +99,7 @@ class Ducks:
         handed = symbol.param and symbol.key.endswith(")")  # itself, not something in it
         if handed and get(world.state.owners, symbol.key) is not None:
             return True  # an optimizer has its parameters
-        key = (world.frame.module.path, symbol.text)
+        key = (self._using(symbol, world).path, symbol.text)
         found = self._models.get(key)
         if found is None:
             used = self.methods_used(symbol, world)

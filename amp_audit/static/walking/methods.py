@@ -174,7 +174,9 @@ class Methods(Ranks):
         if name == "update":
             self.walker.emit(world, Event(Kind.UPDATE, scaler=scaler, given=bool(node.args)), node.at)
             return
-        if isinstance(target, Parameters) or target == NONE:  # no optimizer: the program dies here
+        given = node.args[0].value if node.args else None
+        absent = target == NONE and (given is None or isinstance(given, ir.Const))  # what __init__ left None may be set
+        if isinstance(target, Parameters) or absent:  # no optimizer: the program dies here
             world.dead = True
             return
         optimizer = self._optimizer_id(target)
