@@ -17,7 +17,8 @@ else:
     import reprlib
 
     def record(*, eq=True, slots=False, frozen=True):
-        """``dataclass`` with the same options; only ``frozen`` is not looked after.
+        """``dataclass`` with these options; ``frozen`` is not looked after. Raises TypeError for a class that asks for
+        more: fields that are no parameters, or only by name, or not part of the hash, or a ``__post_init__``.
 
         ``dataclass`` compiles each method by itself, which is half of what loading this package takes; here the methods
         of a class are compiled together.
@@ -31,9 +32,11 @@ else:
                 cls.__doc__ = cls.__name__  # else ``dataclass`` works out a signature
             made = dataclasses.dataclass(init=False, eq=False, repr=False, slots=slots)(cls)
             given = dataclasses.fields(made)
+            if hasattr(made, "__post_init__") or any(not f.init or f.kw_only or f.hash is False for f in given):
+                raise TypeError(f"{made.__qualname__}: record has no such fields")
             methods = [_init(given), *(_comparison([f.name for f in given if f.compare]) if eq else ())]
             space = {f"_{f.name}": _default(f) for f in given}
-            space["_FACTORY"] = _FACTORY
+            space["__FACTORY__"] = __FACTORY__
             exec("\n".join(methods), space)
             for name in ("__init__", "__eq__", "__hash__"):
                 if name in space and name not in own:
@@ -43,7 +46,7 @@ else:
 
         return made
 
-    _FACTORY = object()
+    __FACTORY__ = object()
 
     def _default(field):
         return field.default if field.default_factory is dataclasses.MISSING else field.default_factory
@@ -54,8 +57,8 @@ else:
         for field in given:
             name, value = field.name, field.name
             if field.default_factory is not dataclasses.MISSING:
-                params.append(f"{name}=_FACTORY")
-                value = f"_{name}() if {name} is _FACTORY else {name}"
+                params.append(f"{name}=__FACTORY__")
+                value = f"_{name}() if {name} is __FACTORY__ else {name}"
             else:
                 params.append(name if field.default is dataclasses.MISSING else f"{name}=_{name}")
             lines.append(f"    self.{name} = {value}")

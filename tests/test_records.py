@@ -70,3 +70,29 @@ def test_shown_as_a_dataclass_is() -> None:
 def test_nothing_else_can_be_set() -> None:
     with pytest.raises(AttributeError):
         Pair(1).middle = 2  # type: ignore[attr-defined]
+
+
+def test_what_it_does_not_do_is_refused() -> None:
+    with pytest.raises(TypeError, match="no such fields"):
+
+        @record(frozen=True, slots=True)
+        class Later:
+            name: str
+            size: int = dataclasses.field(init=False, default=0)
+
+    with pytest.raises(TypeError, match="no such fields"):
+
+        @record(frozen=True)
+        class Checked:
+            name: str
+
+            def __post_init__(self) -> None: ...
+
+
+def test_each_gets_a_default_of_its_own() -> None:
+    @record(frozen=True, slots=True)
+    class Held:
+        FACTORY: int = 3
+        items: list[int] = dataclasses.field(default_factory=list)
+
+    assert Held().FACTORY == 3 and Held().items == [] and Held().items is not Held().items

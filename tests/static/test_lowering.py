@@ -447,3 +447,9 @@ def test_children_visit_each_expression_once() -> None:
     found = [part.id for part in walk(one(source)) if isinstance(part, ir.Name)]
     assert sorted(found) == list("abcdefghilmnoprstuvwxyz")
     assert children(ir.Const(0, 1)) == []
+
+
+def test_imports_are_those_of_code_that_may_run() -> None:
+    source = "import a\nif 0:\n    import b\ndef f():\n    import c\nclass D:\n    from e import g\n"
+    found = [target for node in lowering.lower("m.py", source).imports for _, target in node.bindings]
+    assert found == ["a", "c", "e.g"]

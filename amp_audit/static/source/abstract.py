@@ -13,6 +13,7 @@ from typing import Any
 from amp_audit.static.source import ir
 from amp_audit.static.source.alike import Alike
 from amp_audit.static.source.literals import alive
+from amp_audit.static.source.traverse import imports_in
 
 Spot = ast.AST | tuple[ast.AST, ast.AST]
 """A node, or from the beginning of one to the end of another."""
@@ -58,7 +59,7 @@ class Lowering(Alike[Spot]):
 
     def module(self, path: str, tree: ast.Module) -> ir.Module:
         body = self.block(tree.body)
-        return ir.Module(path, body, frozenset(self.words), tuple(self.imports))
+        return ir.Module(path, body, frozenset(self.words), imports_in(body))
 
     def block(self, nodes: Iterable[ast.stmt]) -> tuple[ir.Stmt, ...]:
         return tuple([_STATEMENTS[type(node)](self, node) for node in nodes])
@@ -249,20 +250,20 @@ class Lowering(Alike[Spot]):
             bindings.append((alias.asname, alias.name) if alias.asname else (top, top))
             self.words.update(alias.name.split("."))
             self.words.add(bindings[-1][0])
-        return self.importing(node, bindings, [alias.name for alias in node.names])
+        return ir.Import(self.at(node), tuple(bindings), tuple([alias.name for alias in node.names]))
 
     def imported_from(self, node: ast.ImportFrom) -> ir.Stmt:
         dots = "." * node.level
         source = dots + (node.module or "")
         self.words.update(word for word in source.split(".") if word)
         if node.names[0].name == "*":
-            return self.importing(node, [("*", source)], [source])
+            return ir.Import(self.at(node), (("*", source),), (source,))
         bindings = []
         for alias in node.names:
             target = f"{source}{alias.name}" if source == dots else f"{source}.{alias.name}"
             bindings.append((alias.asname or alias.name, target))
             self.words.update((alias.name, bindings[-1][0]))
-        return self.importing(node, bindings, [source, *(target for _, target in bindings)])
+        return ir.Import(self.at(node), tuple(bindings), (source, *(target for _, target in bindings)))
 
     # Compound statements
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
 from typing import Any
 
 from amp_audit.static.source import ir
@@ -12,10 +11,6 @@ from amp_audit.static.source.scoping import N, Scoping
 
 class Alike(Scoping[N], abc.ABC):
     """One walk over a module, of either tree; ordinals are given in the order in which these methods ask for them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.imports: list[ir.Import] = []
 
     @abc.abstractmethod
     def expr(self, node: Any) -> ir.Expr:
@@ -72,12 +67,6 @@ class Alike(Scoping[N], abc.ABC):
         """The parameters of a function or lambda."""
 
     # Statements
-
-    def importing(self, node: N, bindings: Sequence[tuple[str, str]], loads: Sequence[str]) -> ir.Stmt:
-        """An import statement."""
-        made = ir.Import(self.at(node), tuple(bindings), tuple(loads))
-        self.imports.append(made)
-        return made
 
     def evaluate(self, node: Any) -> ir.Stmt:
         at = self.at(node)

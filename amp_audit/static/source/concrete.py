@@ -19,6 +19,7 @@ from amp_audit.static.source.expressions import BadLiteral, Expressions, identif
 from amp_audit.static.source.literals import alive
 from amp_audit.static.source.position import LoweringError, Position
 from amp_audit.static.source.spans import ranges
+from amp_audit.static.source.traverse import imports_in
 
 _GUARDED_LENGTH = 16_384
 """Above this many characters Python's own parser, which has limits on nesting and is eight times faster, goes first."""
@@ -127,7 +128,7 @@ class _Lowering(Expressions):
 
     def module(self, path: str, tree: cst.Module) -> ir.Module:
         body = self.block(tree.body)
-        return ir.Module(path, body, frozenset(self.words), tuple(self.imports))
+        return ir.Module(path, body, frozenset(self.words), imports_in(body))
 
     def block(self, nodes: Iterable[cst.CSTNode]) -> tuple[ir.Stmt, ...]:
         found: list[ir.Stmt] = []
@@ -190,21 +191,21 @@ class _Lowering(Expressions):
             loads.append(dotted)
             self.words.update(dotted.split("."))
             self.words.add(bindings[-1][0])
-        return self.importing(node, bindings, loads)
+        return ir.Import(self.at(node), tuple(bindings), tuple(loads))
 
     def imported_from(self, node: cst.ImportFrom) -> ir.Stmt:
         dots = "." * len(node.relative)
         source = dots + (_dotted(node.module) if node.module is not None else "")
         self.words.update(word for word in source.split(".") if word)
         if isinstance(node.names, cst.ImportStar):
-            return self.importing(node, [("*", source)], [source])
+            return ir.Import(self.at(node), (("*", source),), (source,))
         bindings = []
         for alias in node.names:
             name = _dotted(alias.name)
             target = f"{source}{name}" if source == dots else f"{source}.{name}"
             bindings.append((_local_name(alias) or name, target))
             self.words.update((name, bindings[-1][0]))
-        return self.importing(node, bindings, [source, *(target for _, target in bindings)])
+        return ir.Import(self.at(node), tuple(bindings), (source, *(target for _, target in bindings)))
 
     # Compound statements
 

@@ -82,6 +82,11 @@ def statements(body: Iterable[ir.Stmt], *, into: bool = False) -> Iterator[ir.St
             stack += node.body[::-1]
 
 
+def imports_in(body: Iterable[ir.Stmt]) -> tuple[ir.Import, ...]:
+    """The import statements of a body, those of nested definitions included."""
+    return tuple(node for node in statements(body, into=True) if isinstance(node, ir.Import))
+
+
 def parts(body: Iterable[ir.Stmt], *, into: bool = False) -> Iterator[ir.Expr]:
     """All expressions in the statements of a body, as of ``statements`` and ``walk``."""
     for node in statements(body, into=into):

@@ -44,7 +44,7 @@ SHARE = 4
 """The part of the fuel left that one entry may have beyond the usual: one fourth, so that further ones find some."""
 
 ROOM = 60_000
-"""How many functions all settings together may be made of: each takes as long to make as it has."""
+"""How many pieces of code all settings together may be made of: each takes as long to make as it has."""
 
 _SPOKEN = {
     "scale": ("scale", "backward.scaled"),
@@ -193,7 +193,8 @@ class _Surveyor:
         return [function for module in modules for function, _ in self.project.definitions(module)]
 
     def setting(self, module: ir.Module) -> Setting:
-        """That of a module's entries, which begin with what its own code leaves."""
+        """That of a module's entries that may end in a hazard, which begin with what its own code leaves. Those that
+        only have a say in whether one stands go by it, too."""
         found = self.settings.get(module.path)
         if found is None:
             found = self.settings[module.path] = self._setting(self.starts.get(module.path, [(module, None, None)]))

@@ -53,6 +53,8 @@ _SAID: dict[str, Means] = {
 }
 _BITS = {word: int(means) for word, means in _SAID.items()}
 """Numbers, since the flags of an enumeration take ten times as long to join."""
+_NAMING = {"getattr": slice(1, 2), "attrgetter": slice(None), "methodcaller": slice(1)}
+"""What asks for attributes by their names, and which of its arguments those are."""
 _HANDS_OVER = frozenset({"submit", "map", "apply_async", "Thread"})
 _DTYPES = frozenset({"float16", "half", "bfloat16", "bf16", "fp16"})
 
@@ -390,13 +392,19 @@ class Reach:
                 self._bind(found, node, is_base)
         elif isinstance(part, ir.Attr):
             self._attribute(part, code, node, is_base)
-        elif isinstance(part, ir.Call) and last_word(part.func) in ("getattr", "attrgetter", "methodcaller"):
-            texts = (arg.value.value for arg in part.args if isinstance(arg.value, ir.Const))
-            named = {text for text in texts if isinstance(text, str)}
-            node.names |= named
-            node.computes = node.computes or not named
+        elif isinstance(part, ir.Call) and last_word(part.func) in _NAMING:
+            self._named(part, node)
         elif isinstance(part, ir.Const) and isinstance(part.value, str) and part.value.isidentifier():
             node.texts.add(part.value)
+
+    def _named(self, call: ir.Call, node: _Node) -> None:
+        """The attributes that ``getattr`` and its kind ask for: by texts, or by what is computed."""
+        place = _NAMING[last_word(call.func)]
+        for arg in call.args[place]:
+            if isinstance(arg.value, ir.Const) and isinstance(arg.value.value, str):
+                node.names.add(arg.value.value)
+            else:
+                node.computes = True
 
     def _attribute(self, part: ir.Attr, code: _Code, node: _Node, is_base: bool) -> None:
         base = part.base

@@ -425,6 +425,7 @@ class Walker(Repeater):
         if not isinstance(func, Func) or not func.function.is_generator or not self.heat.function(func.function):
             return False
         depth, inner = len(world.frames), Flow()
+        outside = len(world.state.regions)
 
         def resume(at_yield: World) -> list[World]:
             mine = at_yield.frames[depth:]
@@ -441,6 +442,8 @@ class Walker(Repeater):
         args = self.arguments(context.args, world)
         ends = [after for values, named, w in args for _, after in self.follow(func, context.at, values, named, w)]
         self._yielding.pop()
+        for early in _all(inner):  # who leaves the body leaves the generator's regions, too
+            early.state = replace(early.state, regions=early.state.regions[:outside])
         flow.leave(inner)
         flow.fall += ends
         return True
