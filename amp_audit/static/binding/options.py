@@ -3,33 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 
 from amp_audit.static.binding.project import Project
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import parts, statements
 
 
-def default_of(expr: ir.Expr, project: Project) -> str | None:
-    """The text that ``args.name`` is by default, where one ``add_argument("--name", default=...)`` alone says so."""
-    return named_default(expr.name, project) if isinstance(expr, ir.Attr) else None
+class CommandLine:
+    """The options that the parsers of a project declare, which are looked for once, when one is first asked for."""
 
+    def __init__(self, project: Project) -> None:
+        self._project = project
 
-def named_default(name: str, project: Project) -> str | None:
-    """The same for an option by its name."""
-    found = {default for dest, default in _declared(project) if dest == name}
-    return found.pop() if len(found) == 1 else None
+    def default_of(self, expr: ir.Expr) -> str | None:
+        """The text that ``args.name`` is by default, where every ``add_argument("--name", default=...)`` says so."""
+        return self.default(expr.name) if isinstance(expr, ir.Attr) else None
 
+    def default(self, name: str) -> str | None:
+        """The same for an option by its name."""
+        return self._defaults.get(name)
 
-def number_types(project: Project) -> Mapping[str, str]:
-    """Whether ``args.name`` is an int or a float, for the options that are numbers wherever they are declared, and that
-    nobody sets to something else later.
-    """
-    found: dict[str, set[str]] = {}
-    for name, given in _declarations(project):
-        kind = given.get("type")
-        found.setdefault(name, set()).add(kind.id if isinstance(kind, ir.Name) else "")
-    numbers = {name: kinds.pop() for name, kinds in found.items() if kinds in ({"int"}, {"float"})}
-    return {name: kind for name, kind in numbers.items() if name not in _assigned(project, numbers)} if numbers else {}
+    def number(self, name: str) -> str | None:
+        """Whether ``args.name`` is an ``int`` or a ``float``: an option that is one wherever it is declared, and that
+        nobody sets to something else later.
+        """
+        return self._numbers.get(name)
+
+    @cached_property
+    def _declared(self) -> list[tuple[str, Mapping[str, ir.Expr]]]:
+        return list(_declarations(self._project))
+
+    @cached_property
+    def _defaults(self) -> Mapping[str, str]:
+        found: dict[str, set[str | None]] = {}
+        for name, given in self._declared:
+            found.setdefault(name, set()).add(_text(given.get("default")))
+        texts = ((name, defaults.pop()) for name, defaults in found.items() if len(defaults) == 1)
+        return {name: text for name, text in texts if text is not None}
+
+    @cached_property
+    def _numbers(self) -> Mapping[str, str]:
+        found: dict[str, set[str]] = {}
+        for name, given in self._declared:
+            kind = given.get("type")
+            found.setdefault(name, set()).add(kind.id if isinstance(kind, ir.Name) else "")
+        numbers = {name: kinds.pop() for name, kinds in found.items() if kinds in ({"int"}, {"float"})}
+        changed = _assigned(self._project, numbers) if numbers else set()
+        return {name: kind for name, kind in numbers.items() if name not in changed}
 
 
 def _assigned(project: Project, names: Collection[str]) -> set[str]:
@@ -38,12 +59,6 @@ def _assigned(project: Project, names: Collection[str]) -> set[str]:
     nodes = (node for module in modules for node in statements(module.body, into=True))
     targets = (target for node in nodes if isinstance(node, ir.Assign) for target in node.targets)
     return {target.name for target in targets if isinstance(target, ir.Attr) and target.name in names}
-
-
-def _declared(project: Project) -> Iterator[tuple[str, str | None]]:
-    """The options of the parsers of a project with the texts that they default to (None: no text)."""
-    for name, given in _declarations(project):
-        yield name, _text(given.get("default"))
 
 
 def _declarations(project: Project) -> Iterator[tuple[str, Mapping[str, ir.Expr]]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from amp_audit.records import record
 from amp_audit.static.binding.dicts import changed, spelled_out
 from amp_audit.static.binding.fields import Fields
 from amp_audit.static.binding.names import Assigned
-from amp_audit.static.binding.options import number_types
+from amp_audit.static.binding.options import CommandLine
 from amp_audit.static.binding.project import Alternatives, ClassRef, External, FunctionRef, Project, Scope, ValueRef
 from amp_audit.static.binding.signatures import SCALERS
 from amp_audit.static.source import ir
@@ -61,7 +61,7 @@ class Origins:
         self.fields = Fields(project)
         self._attributes: dict[tuple[str, int], dict[str, list[Origin]]] = {}
         self._changed: dict[str, frozenset[str]] = {}
-        self._numbers: Mapping[str, str] | None = None  # of options of the command line
+        self.command_line = CommandLine(project)
 
     def of(self, expr: ir.Expr, where: Where) -> list[Origin]:
         """All expressions that ``expr`` may have its value from; those it is itself a part of come too late."""
@@ -376,9 +376,7 @@ class Origins:
 
     def _kind_of_option(self, expr: ir.Attr, where: Where) -> str | None:
         """What the parser says of ``args.name``: a number, by its ``type``."""
-        if self._numbers is None:
-            self._numbers = number_types(self.project)
-        kind = self._numbers.get(expr.name)
+        kind = self.command_line.number(expr.name)
         if kind is None or is_settings(last_word(expr.base)):
             return kind
         made = (origin.expr for origin in self.of(expr.base, where))

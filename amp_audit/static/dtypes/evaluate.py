@@ -12,7 +12,7 @@ from amp_audit import policy
 from amp_audit.records import replace
 from amp_audit.static.binding import project
 from amp_audit.static.binding.fields import Fields
-from amp_audit.static.binding.options import named_default
+from amp_audit.static.binding.options import CommandLine
 from amp_audit.static.dtypes import averages
 from amp_audit.static.dtypes.arguments import Named, computed, info_attribute, torch_dtype
 from amp_audit.static.dtypes.frames import Frame
@@ -89,6 +89,7 @@ class Evaluation(Truths):
         self.project = code
         self.fields = Fields(code)
         self.freezing = Freezing(code)
+        self._command_line = CommandLine(code)
         self.frames: list[Frame] = []
         self.modules: dict[str, dict[str, Value]] = {}
         self._methods_of: dict[project.ClassRef, dict[str, tuple[project.ClassRef, ir.Function]]] = {}
@@ -233,7 +234,7 @@ class Evaluation(Truths):
         return at in self._skip_guards[module.path]
 
     def option_default(self, name: str) -> str | None:
-        return named_default(name, self.project)
+        return self._command_line.default(name)
 
     def attribute(self, base: Value, name: str) -> Value:
         """``base.name``."""

@@ -36,7 +36,7 @@ def is_weights(name: str) -> bool:
 
 _MODEL = re.compile(
     r"(^|_)(models?|u?nets?|networks?|module|encoder|decoder|generator|discriminator|backbone|critic|actor|teacher|student)"
-    r"(_?\d+)?$|^[GD]$",
+    r"(_?\d+)?$|^(?-i:[GD])$",
     re.IGNORECASE,
 )
 

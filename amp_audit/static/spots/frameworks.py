@@ -9,7 +9,6 @@ from amp_audit.model import Confidence, Severity
 from amp_audit.records import record
 from amp_audit.rulebook import Detector, Rule
 from amp_audit.static.binding.dicts import entries, is_dict
-from amp_audit.static.binding.options import default_of
 from amp_audit.static.binding.origins import Origin, Origins, Where
 from amp_audit.static.binding.project import ClassRef, Project, Scope
 from amp_audit.static.binding.signatures import SCALERS, argument
@@ -445,7 +444,7 @@ def born_in_bfloat16(
         return
     for _, where, model, step in _handed_over(module, project, origins, ("fp16", "fp16_full_eval")):
         for made in origins.of(model, where):
-            name, is_default = _loaded(made, project, origins)
+            name, is_default = _loaded(made, origins)
             if name is not None and BORN_IN_BFLOAT16.search(name):
                 sure = Confidence.MEDIUM if is_default else Confidence.HIGH
                 message = (
@@ -455,7 +454,7 @@ def born_in_bfloat16(
                 yield RawFinding(rule, step.path, step.at, message, sure, detector.severity, (load,))
 
 
-def _loaded(made: Origin, project: Project, origins: Origins) -> tuple[str | None, bool]:
+def _loaded(made: Origin, origins: Origins) -> tuple[str | None, bool]:
     """The name in ``X.from_pretrained("name")``, and whether it is what an option of the command line defaults to."""
     call = made.expr
     if not isinstance(call, ir.Call) or method(call) != "from_pretrained" or not call.args:
@@ -463,7 +462,7 @@ def _loaded(made: Origin, project: Project, origins: Origins) -> tuple[str | Non
     for origin in origins.of(call.args[0].value, made.where):
         if isinstance(origin.expr, ir.Const) and isinstance(origin.expr.value, str):
             return origin.expr.value, origin.assumed
-        default = default_of(origin.expr, project) if origin.expr is not None else None
+        default = origins.command_line.default_of(origin.expr) if origin.expr is not None else None
         if default is not None:
             return default, True
     return None, False

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 from dataclasses import dataclass, field
 
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.values import Value
 from amp_audit.static.walking.world import World
 
@@ -27,20 +25,3 @@ class Flow:
         self.continued += other.continued
         self.returned += other.returned
         self.raised += other.raised
-
-
-def catches(handler: ir.Handler, statement: ir.Raise) -> bool:
-    """Whether a handler takes what is raised, as far as the names of both tell."""
-    if handler.type is None:
-        return True
-    kinds = handler.type.items if isinstance(handler.type, ir.Sequence) else (handler.type,)
-    error = statement.value.func if isinstance(statement.value, ir.Call) else statement.value
-    raised = last_word(error) if error is not None else ""
-    return any(_is_kind(raised, last_word(kind)) for kind in kinds)
-
-
-def _is_kind(raised: str, caught: str) -> bool:
-    if caught in ("Exception", "BaseException", raised):
-        return True
-    one, two = getattr(builtins, raised, None), getattr(builtins, caught, None)
-    return isinstance(one, type) and isinstance(two, type) and issubclass(one, two)

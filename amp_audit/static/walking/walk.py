@@ -17,10 +17,11 @@ from amp_audit.static.source.names import is_settings
 from amp_audit.static.source.traverse import statements
 from amp_audit.static.walking.algebra import comparison, equality
 from amp_audit.static.walking.evaluate import Results
-from amp_audit.static.walking.flow import Flow, catches
+from amp_audit.static.walking.flow import Flow
 from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.lineage import written
 from amp_audit.static.walking.liveness import Liveness, Lives
+from amp_audit.static.walking.raising import taken
 from amp_audit.static.walking.repeater import Repeater
 from amp_audit.static.walking.rounds import losses
 from amp_audit.static.walking.values import (
@@ -460,9 +461,8 @@ class Walker(Repeater):
         self._catching -= bool(statement.handlers)
         raised, tried.raised = tried.raised, []
         inner.leave(tried)
-        for cause, each in raised:
+        for cause, each, handler in taken(statement.handlers, raised, self.project):
             each.stamp, each.rounds = stamp, rounds
-            handler = next((handler for handler in statement.handlers if catches(handler, cause)), None)
             if handler is not None:
                 caught = self._handled(handler, each)
                 for end in caught.fall:
