@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amp_audit.static.source import ir
-from amp_audit.static.source.conditions import NO_FACTS, exclude, facts_at, facts_of
+from amp_audit.static.source.conditions import NO_FACTS, exclude, facts_at, facts_of, last_bindings
 from amp_audit.static.source.lowering import lower
 from amp_audit.static.source.traverse import parts
 
@@ -28,6 +28,12 @@ def condition(text: str) -> ir.Expr:
         ("mode == 'fp16'", "mode != 'fp16'", True),
         ("mode == 'fp16'", "mode != 'amp'", False),
         ("mode == first", "mode == second", False),  # both may name one value
+        ("mode == default", "mode == 'amp'", False),  # which may be the default
+        ("mode == 'amp'", "mode == 1", True),
+        ("level == 1", "level == 1.0", False),  # one value, spelled twice
+        ("level == 1", "level == 2", True),
+        ("mode is None", "mode == 'amp'", True),
+        ("mode == 'a == 1'", "mode == 'a == 2'", True),
         ("f(x)", "not f(x)", False),  # two calls, two answers
     ],
 )
@@ -74,3 +80,24 @@ def test_what_is_known_at_a_place(called: str, known: set[tuple[str, bool]]) -> 
     at = next(part.at for part in parts(body) if isinstance(part, ir.Name) and part.id == called)
     assert facts_at(body, at) == known
     assert facts_at(body, 10_000) == NO_FACTS
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "known"),
+    [
+        ("pass", "pass", {("mode == 1", True)}),
+        ("mode = given.lower()", "pass", {("mode == 1", True)}),
+        ("pass", "mode = 2", set()),
+        ("pass", "first, *mode = pair", set()),
+        ("pass", "(mode := 2)", set()),
+        ("pass", "mode.kind = 2", {("mode == 1", True)}),
+        ("for mode in (1, 2): pass", "pass", set()),
+        ("while mode: mode += 1", "pass", set()),
+    ],
+)
+def test_a_test_tells_nothing_of_what_is_bound_after_it(before: str, after: str, known: set[tuple[str, bool]]) -> None:
+    body = lower("m.py", f"{before}\nif mode == 1:\n    here()\n    {after}\n").body
+    at = next(part.at for part in parts(body) if isinstance(part, ir.Name) and part.id == "here")
+    assert facts_at(body, at) == known
+    test = next(node.test for node in body if isinstance(node, ir.If))
+    assert facts_of(test, True, lambda _: None, last_bindings(body)) == known

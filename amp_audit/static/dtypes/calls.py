@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -51,6 +52,8 @@ _MAX_DEPTH = 12
 _LOADER = "torch.utils.data.DataLoader"
 _PASSES_ON = frozenset({"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm"})
 """What is iterated over as what it is given."""
+_KEEPS_FACTS = re.compile(r"autocast|scaler|optim|^(scale|unscale_|amp|half|bfloat16|parameters)$", re.IGNORECASE)
+"""Words of functions for which is kept under what they run: they enter regions, scale, cast or make optimizers."""
 _NO_REGION = Region("cuda", frozenset({"float16"}), enabled=False)
 
 
@@ -359,9 +362,10 @@ class Calls(Evaluation):
         if cast is not None:
             env = {name: _recast(value, cast) for name, value in env.items()}
         regions = self.regions if region is None else (*self.regions, region)
-        facts = self._facts_that_matter()
-        key = (place, func.bound, tuple(env.items()), regions, tuple(self.weights), self.muted > 0, id(func.env), facts)
-        held = self.memo.get(key) if func.env is None and function.name != "__init__" else None
+        facts = self._facts_that_matter(function)
+        key = (place, func.bound, tuple(env.items()), regions, tuple(self.weights), self.muted > 0, facts)
+        remembers = func.env is None and function.name != "__init__"
+        held = self.memo.get(key) if remembers else None
         if held is not None:
             self.casts.update(held[1])
             return held[0]
@@ -369,13 +373,19 @@ class Calls(Evaluation):
         result = self._run(func, env, region, at)
         if function.decorators:
             self.restore_default(before)  # a decorator may do so
-        added = {name: casts for name, casts in self.casts.items() if before.get(name) != casts}
-        self.memo[key] = (result, added)
+        if remembers:
+            added = {name: casts for name, casts in self.casts.items() if before.get(name) != casts}
+            self.memo[key] = (result, added)
         return result
 
-    def _facts_that_matter(self) -> Facts:
-        """What is known here, where some model is cast under a condition."""
-        return self.facts if any(cast.under for casts in self.casts.values() for cast in casts) else NO_FACTS
+    def _facts_that_matter(self, function: ir.Function) -> Facts:
+        """What is known here, where some model is cast under a condition or it is kept under what the function runs."""
+        if self.facts and (
+            any(map(_KEEPS_FACTS.search, function.words))
+            or any(cast.under for casts in self.casts.values() for cast in casts)
+        ):
+            return self.facts
+        return NO_FACTS
 
     def _run(self, func: Func, env: dict[str, Value], region: Region | None, at: int) -> Value:
         function = func.function

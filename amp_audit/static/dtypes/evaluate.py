@@ -20,6 +20,7 @@ from amp_audit.static.dtypes.freezing import Freezing
 from amp_audit.static.dtypes.guards import skip_guards
 from amp_audit.static.dtypes.indexing import is_mask, picks
 from amp_audit.static.dtypes.lasts import negated
+from amp_audit.static.dtypes.meanings import Meanings
 from amp_audit.static.dtypes.truths import Truths
 from amp_audit.static.dtypes.values import (
     ANY,
@@ -56,7 +57,7 @@ from amp_audit.static.dtypes.values import (
 )
 from amp_audit.static.dtypes.widening import BLANK, keeps_dimensions
 from amp_audit.static.source import ir
-from amp_audit.static.source.conditions import Facts, facts_of
+from amp_audit.static.source.conditions import Facts
 from amp_audit.static.source.names import is_weights
 from amp_audit.static.source.traverse import dotted_text, root_name
 
@@ -94,7 +95,7 @@ class Evaluation(Truths):
         self.modules: dict[str, dict[str, Value]] = {}
         self._methods_of: dict[project.ClassRef, dict[str, tuple[project.ClassRef, ir.Function]]] = {}
         self._is_module: dict[project.ClassRef, bool] = {}
-        self.meanings: dict[tuple[str, str], ir.Expr] = {}  # by module and name, the condition it was assigned
+        self.meanings = Meanings()
         self._skip_guards: dict[str, frozenset[int]] = {}
         self.cast_by_hand: set[tuple[str, int]] = set()
 
@@ -124,6 +125,7 @@ class Evaluation(Truths):
 
     def bind(self, target: ir.Expr, value: Value, at: int) -> None:
         """``target = value``."""
+        self.meanings.forget(self.frame, target)
         if isinstance(target, ir.Name):
             self.frame.env[target.id] = value
         elif isinstance(target, ir.Attr):
@@ -456,7 +458,7 @@ class Evaluation(Truths):
 
     def facts_of(self, test: ir.Expr, truth: bool) -> Facts:
         """What is known where a condition is true, or false."""
-        return facts_of(test, truth, lambda text: self.meanings.get((self.path, text)))
+        return self.meanings.facts_of(self.frame, test, truth)
 
     def _eval_sequence(self, node: ir.Sequence) -> Value:
         items: list[Value] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from amp_audit.static.binding import project
@@ -14,7 +14,7 @@ from amp_audit.static.source import ir
 class Frame:
     """One call in progress. ``outer`` are the names of the functions around; ``setup``: an object is made; ``guards``:
     the unknown conditions around the call; ``given``: the parameters, where other code calls it; ``name``: the
-    function's; ``switches``: the conditions under which the regions that it has entered are on.
+    function's; ``switches``: the conditions under which the regions that it has entered are on; ``body``: what is run.
     """
 
     module: ir.Module
@@ -29,3 +29,9 @@ class Frame:
     returns: list[Value] = field(default_factory=list)
     yields: list[Value] = field(default_factory=list)
     switches: set[tuple[str, bool]] = field(default_factory=set)
+    body: Sequence[ir.Stmt] = ()
+
+    @property
+    def scope(self) -> tuple[str, int]:
+        """The function, or the code of the module: its path, and where what is run begins."""
+        return self.module.path, self.body[0].at if self.body else -1

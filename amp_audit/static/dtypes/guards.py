@@ -13,8 +13,9 @@ def skip_guards(module: ir.Module) -> frozenset[int]:
     kept: dict[str, set[int]] = {}
     for node in statements(module.body, into=True):
         if isinstance(node, ir.Assign) and _asks(node.value):
-            for target in node.targets:
-                kept.setdefault(dotted_text(target), set()).add(node.value.at)
+            for text in map(dotted_text, node.targets):
+                if text and not text.startswith("."):  # a subscript has none
+                    kept.setdefault(text, set()).add(node.value.at)
     return frozenset(
         at
         for part in parts(module.body, into=True)

@@ -18,6 +18,7 @@ from amp_audit.static.dtypes import surface
 from amp_audit.static.dtypes.calls import Calls
 from amp_audit.static.dtypes.evaluate import ARITHMETIC, has_decorator, region_of
 from amp_audit.static.dtypes.frames import Frame
+from amp_audit.static.dtypes.meanings import is_condition
 from amp_audit.static.dtypes.ops import Entry, Loop
 from amp_audit.static.dtypes.record import Cast
 from amp_audit.static.dtypes.values import (
@@ -43,7 +44,7 @@ from amp_audit.static.dtypes.values import (
 )
 from amp_audit.static.source import ir
 from amp_audit.static.source.conditions import NO_FACTS, Facts
-from amp_audit.static.source.traverse import dotted_text, spelled_condition, walk, words_in
+from amp_audit.static.source.traverse import spelled_condition, walk, words_in
 
 _FUEL = 20_000
 """Statements per entry; a walk that needs more ends where it is."""
@@ -145,6 +146,7 @@ class Walk(Calls):
     def in_frame(self, frame: Frame, body: Sequence[ir.Stmt]) -> None:
         path, self.path = self.path, frame.module.path
         self.frames.append(frame)
+        frame.body = body
         try:
             self.block(body)
         except OutOfFuel:
@@ -177,16 +179,21 @@ class Walk(Calls):
 
     def _on_assign(self, node: ir.Assign) -> None:
         value = self.eval(node.value)
-        if isinstance(node.value, (ir.Compare, ir.BoolOp)) or (
-            isinstance(node.value, ir.Unary) and node.value.op == "not"
-        ):
-            self.meanings.update({(self.path, dotted_text(target)): node.value for target in node.targets})
+        fresh = [self._is_fresh(target) for target in node.targets] if is_condition(node.value) else []
         for target in node.targets:
             if isinstance(target, ir.Attr) and target.name == "grad":
                 self._handed_gradient(target, node)
             if isinstance(target, ir.Attr) and target.name == "data":
                 self._written(self.eval(target.base), value, node.at)
             self.bind(target, value, node.at)
+        for target, alone in zip(node.targets, fresh):
+            if alone:
+                self.meanings.keep(self.frame, target, node.value)
+
+    def _is_fresh(self, target: ir.Expr) -> bool:
+        """Whether what a name gets here is what it has from here on, on all paths that it has a value on."""
+        unseen = isinstance(target, ir.Name) and target.id not in self.frame.env
+        return unseen or self.guards == self.frame.guards
 
     def _handed_gradient(self, target: ir.Attr, node: ir.Assign) -> None:
         """Note that a parameter gets the gradient of another one as its own: ``master.grad = p.grad``."""

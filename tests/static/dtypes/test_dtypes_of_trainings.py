@@ -365,3 +365,78 @@ FLAGGED = """
 def test_flags_that_exclude_one_another(cast: str, scaler: str, region: str, rule: str) -> None:
     program = FLAGGED.replace("CAST", cast).replace("SCALER", scaler).replace("REGION", region)
     assert misjudged(train=program.replace("AMP402", rule)) == []
+
+
+APART = """
+    import torch
+
+    OTHER
+
+    def main(mode, half, default, model, loader):
+        BEFORE
+        if CAST:
+            model.half()MARK
+            AFTER
+        if TRAINS:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for x in loader:
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+"""
+MEANS = "half = mode == 'fp16'"
+
+
+@pytest.mark.parametrize(
+    ("other", "before", "cast", "after", "trains", "apart"),
+    [
+        ("pass", MEANS, "half", "pass", "mode == 'sgd'", True),
+        (f"def other(mode):\n    {MEANS}\n    return half", "pass", "half", "pass", "mode == 'sgd'", False),
+        (f"mode = loader\n{MEANS}", "pass", "half", "pass", "mode == 'sgd'", False),
+        ("pass", f"{MEANS}\nhalf = half_of(model)", "half", "pass", "mode == 'sgd'", False),
+        ("pass", f"if default:\n    {MEANS}", "half", "pass", "mode == 'sgd'", False),
+        ("pass", "if default:\n    low = mode == 'fp16'\nelse:\n    low = True", "low", "pass", "mode == 'sgd'", False),
+        ("pass", "pass", "mode == default", "pass", "mode == 'amp'", False),
+        ("pass", "pass", "mode == 1", "pass", "mode == 2", True),
+        ("pass", "pass", "mode == 1", "mode = 2", "mode == 2", False),
+        ("pass", "mode = mode or default", "mode == 1", "pass", "mode == 2", True),
+    ],
+)
+def test_conditions_are_on_the_names_of_the_function_as_they_are_there(
+    other: str, before: str, cast: str, after: str, trains: str, apart: bool
+) -> None:
+    program = filled(APART.replace("OTHER", "BODY"), other)
+    program = filled(program.replace("BEFORE", "BODY"), before)
+    program = program.replace("CAST", cast).replace("AFTER", after).replace("TRAINS", trains)
+    assert misjudged(train=program.replace("MARK", "" if apart else "  # AMP402")) == []
+
+
+@pytest.mark.parametrize(("again", "rule"), [("else", "AMP403"), ("if flag", "AMP402")])
+def test_under_what_a_function_is_called_again_is_kept(again: str, rule: str) -> None:
+    source = f"""
+        import torch
+
+        def run(model, loader, optimizer, scaler):
+            for x in loader:
+                optimizer.zero_grad()
+                with torch.autocast("cuda", dtype=torch.float16):
+                    loss = model(x).mean()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+
+        def main(flag, model, loader):
+            scaler = torch.amp.GradScaler("cuda")
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            if flag:
+                run(model, loader, optimizer, scaler)
+            {again}:
+                run(model, loader, optimizer, scaler)
+            if not flag:
+                model.half()  # {rule}
+            for x in loader:
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+    """
+    assert misjudged(train=source) == []

@@ -1,0 +1,55 @@
+"""The conditions that names were assigned: ``half = mode == "fp16"``."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+from amp_audit.static.dtypes.frames import Frame
+from amp_audit.static.source import ir
+from amp_audit.static.source.conditions import Facts, facts_of, last_bindings
+from amp_audit.static.source.traverse import dotted_text
+
+
+class Meanings:
+    """What names mean in the functions that assign them; those of a module and of objects mean it in all of it."""
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, ir.Expr] = {}
+        self._bound: dict[tuple[str, int], Mapping[str, int]] = {}
+
+    def forget(self, frame: Frame, target: ir.Expr) -> None:
+        """Something is bound to a name or an attribute."""
+        if self._held:
+            self._held.pop(_key(frame, target), None)
+
+    def keep(self, frame: Frame, target: ir.Expr, condition: ir.Expr) -> None:
+        """A condition was bound to a name or an attribute, whatever the path."""
+        if isinstance(target, (ir.Name, ir.Attr)):
+            self._held[_key(frame, target)] = condition
+
+    def facts_of(self, frame: Frame, test: ir.Expr, truth: bool) -> Facts:
+        """What is known in a function where a condition is true, or false."""
+        bound = self._bound.get(frame.scope)
+        if bound is None:
+            bound = self._bound[frame.scope] = last_bindings(frame.body)
+        return facts_of(test, truth, lambda text: self._of(frame, text), bound)
+
+    def _of(self, frame: Frame, text: str) -> ir.Expr | None:
+        if text.startswith("self."):
+            return self._held.get((frame.module.path, text))
+        held = self._held.get((frame.scope, text))
+        root = text.partition(".")[0]
+        if held is None and root not in frame.env and root not in frame.outer:
+            return self._held.get((frame.module.path, text))
+        return held
+
+
+def is_condition(node: ir.Expr) -> bool:
+    """Whether an expression is a comparison, or made of conditions."""
+    return isinstance(node, (ir.Compare, ir.BoolOp)) or (isinstance(node, ir.Unary) and node.op == "not")
+
+
+def _key(frame: Frame, target: ir.Expr) -> Hashable:
+    text = dotted_text(target)
+    wide = frame.body is frame.module.body or text.startswith("self.")
+    return (frame.module.path if wide else frame.scope, text)
