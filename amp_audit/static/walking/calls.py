@@ -270,7 +270,7 @@ class Caller(Evaluator):
                 positional = []
             elif param.kind == "kwargs":
                 env[param.name] = Table(tuple(rest.items()))
-            elif param.kind == "positional" and positional and _may_be_bound(positional[0]):
+            elif param.kind == "positional" and positional and _is_surely_one(positional[0]):
                 env[param.name] = called(positional.pop(0), param.name)
             elif param.name in rest:
                 env[param.name] = called(rest.pop(param.name), param.name)
@@ -377,7 +377,7 @@ class Caller(Evaluator):
         return matters and not running and len(world.frames) <= MAX_DEPTH
 
 
-def _may_be_bound(value: Value) -> bool:
+def _is_surely_one(value: Value) -> bool:
     """Whether an argument is surely one: a spread list may be several, or none."""
     return not isinstance(value, Method) or is_gradient(value)
 

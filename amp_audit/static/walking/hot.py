@@ -34,7 +34,6 @@ from amp_audit.static.walking.vocabulary import (
     words_of,
 )
 
-_HALVES = frozenset({"float16", "bfloat16", "half"})
 _SHARDS = frozenset({"FSDP", "FullyShardedDataParallel"})
 
 _SHORT = 24
@@ -290,7 +289,7 @@ class Heat:
                 not imports and self._is_hot(spoken),
                 frozenset() if imports else spoken.reaching,
                 _leaves(statement),
-                not _HALVES.isdisjoint(spoken.words),
+                not ir.HALF_TYPES.isdisjoint(spoken.words),
                 not _SHARDS.isdisjoint(spoken.words),
                 "load_state_dict" in spoken.words,
             )
@@ -304,7 +303,7 @@ def shards(function: ir.Function) -> bool:
 
 def gives_dtype(function: ir.Function) -> bool:
     """Whether a short function returns a low-precision dtype that its arguments choose."""
-    if function.words.isdisjoint(_HALVES):
+    if function.words.isdisjoint(ir.HALF_TYPES):
         return False
     body = list(statements(function.body))
     given = [node.value for node in body if isinstance(node, ir.Return) and node.value is not None]
@@ -314,7 +313,7 @@ def gives_dtype(function: ir.Function) -> bool:
 
 def sets_dtype(function: ir.Function, givers: frozenset[str]) -> bool:
     """Whether a method notes a low-precision dtype on its object, named or given by one of the functions ``givers``."""
-    if not function.params or function.words.isdisjoint(_HALVES | givers):
+    if not function.params or function.words.isdisjoint(ir.HALF_TYPES | givers):
         return False
     own = function.params[0].name
     return any(
@@ -326,7 +325,7 @@ def sets_dtype(function: ir.Function, givers: frozenset[str]) -> bool:
 
 
 def _names_dtype(part: ir.Expr, givers: frozenset[str]) -> bool:
-    return last_word(part) in _HALVES or (isinstance(part, ir.Call) and last_word(part.func) in givers)
+    return last_word(part) in ir.HALF_TYPES or (isinstance(part, ir.Call) and last_word(part.func) in givers)
 
 
 def aliases(modules: Iterable[ir.Module], wanted: frozenset[str]) -> frozenset[str]:
