@@ -19,7 +19,7 @@ from amp_audit.state import State
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import names_in
-from amp_audit.static.walking.cases import ANY, Case
+from amp_audit.static.walking.cases import ANY, Case, told
 from amp_audit.static.walking.values import (
     Condition,
     Func,
@@ -138,7 +138,7 @@ class Echo:
             world.state.regions == start.state.regions
             and call.func.bound == self.call.func.bound
             and (_given_same(call, self.call) or (self.bare and _given_alike(call, self.call)))
-            and self._decides_alike(world)
+            and self._decides_less(world)
             and self._reads_alike(start.heap, world.heap)
             and self._reads_alike(start.globals, world.globals)
         )
@@ -163,15 +163,37 @@ class Echo:
         differing = {key for key, _ in start.flags.items() ^ world.flags.items()}
         if start.cases != world.cases:
             differing.update(key for case in (*start.cases, *world.cases) for key, _ in case)
-        if not differing:
-            return True
-        if ANY in self.cost.asked:
-            return False
         if any(step.event.kind in _OF_ITERATIONS for end in self.ends for step in end.steps):
+            return not differing
+        return not self._asks(differing, differing)
+
+    def _decides_less(self, world: World) -> bool:
+        """Whether nothing that the walk asked for was decided on its path only. What is decided on this one only rules
+        out some of the ways that the walk found.
+        """
+        start = self.start
+        more = {key for key, truth in start.flags.items() if world.flags.get(key) is not truth}
+        if start.cases != world.cases:
+            more.update(key for case in start.cases for key, _ in case)
+        differing = more | (world.flags.keys() - start.flags.keys())
+        return not self._asks(more, differing) and any(self._open(world))
+
+    def _open(self, world: World) -> Iterator[_End]:
+        """The ways that a call which leaves the state as it is may go on a path, by what was decided there."""
+        for end in self.ends:
+            decided = (item for item in end.flags.items() if "@" not in item[0])
+            if all(told(key, world.flags) is not (not truth) for key, truth in decided):
+                yield end
+
+    def _asks(self, decided: Set[str], rounds: Set[str]) -> bool:
+        """Whether the walk asked for one of these conditions, or for all that were decided in one of these rounds."""
+        if not rounds:
             return False
-        subjects = {_subject(key) for key in differing}
-        subjects.update(f"@{stamp}" for key in differing for stamp in key.rpartition("@")[2:] if "@" in key)
-        return all(key not in differing and _subject(key) not in subjects for key in self.cost.asked)
+        if ANY in self.cost.asked:
+            return True
+        subjects = {_subject(key) for key in decided}
+        subjects.update(f"@{stamp}" for key in rounds for stamp in key.rpartition("@")[2:] if "@" in key)
+        return any(key in decided or _subject(key) in subjects for key in self.cost.asked)
 
     def _reads_alike(self, mine: Mapping[K, Value], other: Mapping[K, Value]) -> bool:
         for key, one, two in _differing(mine, other):
@@ -192,10 +214,11 @@ class Echo:
         """What the call gives on this path."""
         found = []
         same = _given_same(call, self.call)
-        for number, end in enumerate(self.ends):
-            after = world if number == len(self.ends) - 1 else world.fork()
+        ends = list(self._open(world)) if self.quiet else self.ends
+        for number, end in enumerate(ends):
+            after = world if number == len(ends) - 1 else world.fork()
             found.append((end.value if same else _renamed(end.value, call), after))
-        for end, (_, after) in zip(self.ends, found):
+        for end, (_, after) in zip(ends, found):
             self._go(end, after)
         return found
 

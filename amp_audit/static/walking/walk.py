@@ -69,14 +69,18 @@ class Walker(Repeater):
         for statement in body:
             if not flow.fall:
                 break
-            step, handler = Flow(), _STATEMENTS.get(type(statement))
+            step, live = Flow(), lives.before.get(id(statement))
             for world in flow.fall:
                 self.burn()
-                world.frame.live = lives.before.get(id(statement))
-                if handler is not None:
-                    handler(self, statement, world, step)
-                else:
-                    step.fall.append(world)
+                world.frame.live = live
+            together, alone = _COMPOUND.get(type(statement)), _SIMPLE.get(type(statement))
+            if together is not None:
+                together(self, statement, flow.fall, step)
+            elif alone is not None:
+                for world in flow.fall:
+                    alone(self, statement, world, step)
+            else:
+                step.fall += flow.fall
             flow.leave(step)
             alive = [world for world in step.fall if not world.dead]
             for world in alive:
@@ -171,25 +175,30 @@ class Walker(Repeater):
                 world.env.pop(target.id, None)
         flow.fall.append(world)
 
-    def _if(self, statement: ir.If, world: World, flow: Flow) -> None:
-        calm = self.heat.is_quiet(world.frame.function) and not self.heat.tells(statement)
+    def _if(self, statement: ir.If, worlds: list[World], flow: Flow) -> None:
+        here = worlds[0]
+        calm = self.heat.is_quiet(here.frame.function) and not self.heat.tells(statement)
         cold = calm or not (
-            self.heat.forks((*statement.body, *statement.orelse)) or world.deciding.chosen_by(statement)
+            self.heat.forks((*statement.body, *statement.orelse)) or here.deciding.chosen_by(statement)
         )
         if cold and not _refuses(statement):
-            self._cold_if(statement, world, flow)
+            for world in worlds:
+                self._cold_if(statement, world, flow)
             return
-        self.unsteady = False
-        decided = self.decide(statement.test, world)
-        unsteady = self.unsteady
-        self._guards[-1] += unsteady
-        self._tests.append(statement.test)
-        for true, worlds in _sides(decided):
-            arm = self.block(statement.body if true else statement.orelse, worlds)
-            flow.leave(arm)
-            flow.fall += arm.fall
-        self._tests.pop()
-        self._guards[-1] -= unsteady
+        ways: dict[bool, list[tuple[bool, World]]] = {}
+        for world in worlds:
+            self.unsteady = False
+            decided = self.decide(statement.test, world)
+            ways.setdefault(self.unsteady, []).extend(decided)
+        for unsteady, decided in ways.items():
+            self._guards[-1] += unsteady
+            self._tests.append(statement.test)
+            for true, sides in _sides(decided):
+                arm = self.block(statement.body if true else statement.orelse, sides)
+                flow.leave(arm)
+                flow.fall += arm.fall
+            self._tests.pop()
+            self._guards[-1] -= unsteady
 
     def _cold_if(self, statement: ir.If, world: World, flow: Flow) -> None:
         """An ``if`` that matters only for the names it assigns: no new paths, the names hold either value.
@@ -218,17 +227,21 @@ class Walker(Repeater):
             first.retain(before)
         flow.fall.append(first)
 
-    def _for(self, statement: ir.For, world: World, flow: Flow) -> None:
-        for iterable, after in self.eval(statement.iterable, world):
-            known = self.known_items(iterable)
+    def _for(self, statement: ir.For, worlds: list[World], flow: Flow) -> None:
+        matters = self.heat.matters(statement.body)
+        alike: dict[tuple[Value, bool], list[World]] = {}
+        for iterable, after in (each for world in worlds for each in self.eval(statement.iterable, world)):
             kept = all(region.cache for region in after.state.regions)
             inside = bool(after.state.regions) and self.heat.loads(statement.body)
-            again = not kept or inside or self.heat.matters(statement.body)  # something is left over for a second round
+            again = not kept or inside or matters  # something is left over for a second round
+            alike.setdefault((iterable, again), []).append(after)
+        for (iterable, again), starts in alike.items():
+            known = self.known_items(iterable)
             rounds = range((2 if again else 1) if known is None else len(known))
             begins = [self._binder(statement, iterable, known, number) for number in rounds]
             counted = iterable.base if isinstance(iterable, Method) and iterable.name == "range" else None
             self.boundaries.window(statement, counted, (*self._loops, statement.at))
-            self._loop(statement, after, begins, flow, open_ended=known is None)
+            self._loop(statement, starts, begins, flow, open_ended=known is None)
 
     def _binder(
         self, statement: ir.For, iterable: Value, known: list[Value] | None, number: int
@@ -242,7 +255,7 @@ class Walker(Repeater):
 
         return begin
 
-    def _while(self, statement: ir.While, world: World, flow: Flow) -> None:
+    def _while(self, statement: ir.While, worlds: list[World], flow: Flow) -> None:
         def begin(inner: World) -> list[World]:
             return [after for true, after in self.decide(statement.test, inner) if true]
 
@@ -250,7 +263,7 @@ class Walker(Repeater):
             self._count_on(statement, inner)
             return begin(inner)
 
-        self._loop(statement, world, [begin, later], flow, open_ended=True)
+        self._loop(statement, worlds, [begin, later], flow, open_ended=True)
 
     def _count_on(self, loop: ir.For | ir.While, world: World) -> None:
         """The second round stands for all later ones: what the loop counts by hand is any number by then."""
@@ -264,7 +277,7 @@ class Walker(Repeater):
     def _loop(
         self,
         statement: ir.For | ir.While,
-        world: World,
+        worlds: list[World],
         rounds: list[Callable[[World], list[World]]],
         flow: Flow,
         open_ended: bool,
@@ -272,10 +285,10 @@ class Walker(Repeater):
         """Walk the body once for every round; what is left over from one iteration meets the next. ``open_ended``: the
         second round stands for all later ones.
         """
-        outer, depth, current, done = world.stamp, len(world.rounds), [world], list[World]()
+        outer, depth, current, done = worlds[0].stamp, len(worlds[0].rounds), worlds, list[World]()
         repeated = list[World]()
         lives = self._lives(current)
-        decided = frozenset(world.flags)
+        decided = frozenset[str]().union(*(world.flags for world in worlds))
         for number, begin in enumerate(rounds):
             starts = []
             if number and open_ended and outer:
@@ -356,32 +369,35 @@ class Walker(Repeater):
             place, early = world.left[0], True
         self.emit(world, events.Event(events.Kind.ITERATION_END, early=early, boundaries=missed), place[1], place[0])
 
-    def _with(self, statement: ir.With, world: World, flow: Flow) -> None:
-        self._enter(statement, 0, world, flow)
+    def _with(self, statement: ir.With, worlds: list[World], flow: Flow) -> None:
+        self._enter(statement, 0, worlds, flow)
 
-    def _enter(self, statement: ir.With, index: int, world: World, flow: Flow) -> None:
+    def _enter(self, statement: ir.With, index: int, worlds: list[World], flow: Flow) -> None:
         """Enter the contexts from ``index`` on, then the body; leave them on every way out."""
         if index == len(statement.items):
-            inner = self.block(statement.body, [world])
+            inner = self.block(statement.body, worlds)
             flow.leave(inner)
             flow.fall += inner.fall
             return
         context, target = statement.items[index]
-        if self._manager(statement, index, world, flow):
-            return
-        for value, begun in self.eval(context, world):
-            depth = len(begun.state.regions)
-            seen = self._context_method(value, "__enter__") is not None
-            for entered, after in self._entered(value, statement.at, begun):
-                inner = Flow()
-                if target is not None:
-                    self.bind(target, entered, after)
-                self._enter(statement, index + 1, after, inner)
-                done = self._left(value, statement.at, inner)
-                for left in _all(done):
-                    self.effects.leave(NONE if seen else value, statement.at, left, depth)
-                flow.leave(done)
-                flow.fall += done.fall
+        alike: dict[tuple[Value, int], list[World]] = {}
+        for world in worlds:
+            if self._manager(statement, index, world, flow):
+                continue
+            for value, begun in self.eval(context, world):
+                depth = len(begun.state.regions)
+                for entered, after in self._entered(value, statement.at, begun):
+                    if target is not None:
+                        self.bind(target, entered, after)
+                    alike.setdefault((value, depth), []).append(after)
+        for (value, depth), starts in alike.items():
+            seen, inner = self._context_method(value, "__enter__") is not None, Flow()
+            self._enter(statement, index + 1, starts, inner)
+            done = self._left(value, statement.at, inner)
+            for left in _all(done):
+                self.effects.leave(NONE if seen else value, statement.at, left, depth)
+            flow.leave(done)
+            flow.fall += done.fall
 
     def _entered(self, value: Value, at: int, world: World) -> Results:
         """What ``as`` binds; ``__enter__`` of a class of the project runs."""
@@ -433,7 +449,7 @@ class Walker(Repeater):
             at_yield.frames = at_yield.frames[:depth]
             at_yield.own_frame()
             part = Flow()
-            self._enter(statement, index + 1, at_yield, part)
+            self._enter(statement, index + 1, [at_yield], part)
             for each in part.fall:
                 each.frames = [*each.frames, *(frame.copy() for frame in mine)]
             inner.leave(part)
@@ -449,22 +465,27 @@ class Walker(Repeater):
         flow.fall += ends
         return True
 
-    def _try(self, statement: ir.Try, world: World, flow: Flow) -> None:
+    def _try(self, statement: ir.Try, worlds: list[World], flow: Flow) -> None:
+        for leaving in (False, True):
+            some = [world for world in worlds if _midway(world) is leaving]
+            if some:
+                self._tried(statement, some, leaving, flow)
+
+    def _tried(self, statement: ir.Try, worlds: list[World], leaving: bool, flow: Flow) -> None:
         # A handler that only leaves is of interest where leaving is: between unscale_ and update.
-        leaving = _midway(world)
         asked = self.heat.forks if leaving else self.heat.matters
         handled = [handler for handler in statement.handlers if asked(handler.body)]
-        before = world.fork() if handled else world
-        stamp, rounds = world.stamp, world.rounds
+        before = [world.fork() for world in worlds] if handled else []
+        stamp, depth = worlds[0].stamp, len(worlds[0].rounds)
         self._catching += bool(statement.handlers)
-        tried, inner = self.block(statement.body, [world]), Flow()
+        tried, inner = self.block(statement.body, worlds), Flow()
         self._catching -= bool(statement.handlers)
         raised, tried.raised = tried.raised, []
         inner.leave(tried)
         for cause, each, handler in taken(statement.handlers, raised, self.project):
-            each.stamp, each.rounds = stamp, rounds
+            each.stamp, each.rounds = stamp, each.rounds[:depth]
             if handler is not None:
-                caught = self._handled(handler, each)
+                caught = self._handled(handler, [each])
                 for end in caught.fall:
                     end.left = ((end.frame.module.path, cause.at), end.trail)
                 inner.leave(caught)
@@ -475,7 +496,7 @@ class Walker(Repeater):
         inner.leave(after)
         inner.fall += after.fall
         for handler in handled:
-            caught = self._handled(handler, before.fork())
+            caught = self._handled(handler, [world.fork() for world in before])
             inner.leave(caught)
             inner.fall += caught.fall
         if statement.final:
@@ -486,11 +507,12 @@ class Walker(Repeater):
             each.frame.live = lives.after.get(id(statement))
         flow.fall += merge(inner.fall)
 
-    def _handled(self, handler: ir.Handler, world: World) -> Flow:
+    def _handled(self, handler: ir.Handler, worlds: list[World]) -> Flow:
         if handler.name:
-            world.env[handler.name] = Symbol(f"exception {handler.at}", volatile=True)
+            for world in worlds:
+                world.env[handler.name] = Symbol(f"exception {handler.at}", volatile=True)
         self._handling += 1
-        caught = self.block(handler.body, [world])
+        caught = self.block(handler.body, worlds)
         self._handling -= 1
         return caught
 
@@ -504,9 +526,11 @@ class Walker(Repeater):
             done.returned += [(value, each) for each in self.block(final, [world]).fall]
         return done
 
-    def _match(self, statement: ir.Match, world: World, flow: Flow) -> None:
-        for subject, after in self.eval(statement.subject, world):
-            rest = [after]
+    def _match(self, statement: ir.Match, worlds: list[World], flow: Flow) -> None:
+        alike: dict[Value, list[World]] = {}
+        for subject, after in (each for world in worlds for each in self.eval(statement.subject, world)):
+            alike.setdefault(subject, []).append(after)
+        for subject, rest in alike.items():
             for case in statement.cases:
                 taken, missed = list[World](), list[World]()
                 for each in rest:
@@ -584,7 +608,7 @@ def _midway(world: World) -> bool:
     return any(phase in ("unscaled", "stepped") for _, phase in world.state.phases)
 
 
-_STATEMENTS: dict[type, Callable[..., None]] = {
+_SIMPLE: dict[type, Callable[..., None]] = {
     ir.Evaluate: Walker._evaluate,
     ir.Assign: Walker._assign,
     ir.Augment: Walker._augment,
@@ -598,6 +622,9 @@ _STATEMENTS: dict[type, Callable[..., None]] = {
     ir.Function: Walker._define,
     ir.Class: Walker._class,
     ir.Delete: Walker._delete,
+}
+
+_COMPOUND: dict[type, Callable[..., None]] = {
     ir.If: Walker._if,
     ir.For: Walker._for,
     ir.While: Walker._while,
