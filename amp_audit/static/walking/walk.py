@@ -466,10 +466,11 @@ class Walker(Repeater):
         return True
 
     def _try(self, statement: ir.Try, worlds: list[World], flow: Flow) -> None:
-        for leaving in (False, True):
-            some = [world for world in worlds if _midway(world) is leaving]
-            if some:
-                self._tried(statement, some, leaving, flow)
+        alike: dict[bool, list[World]] = {}
+        for world in worlds:
+            alike.setdefault(_midway(world), []).append(world)
+        for leaving, some in alike.items():
+            self._tried(statement, some, leaving, flow)
 
     def _tried(self, statement: ir.Try, worlds: list[World], leaving: bool, flow: Flow) -> None:
         # A handler that only leaves is of interest where leaving is: between unscale_ and update.
