@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from amp_audit.hazards import Trail
 from amp_audit.records import replace
@@ -44,6 +44,8 @@ from amp_audit.static.walking.values import (
 )
 
 K = TypeVar("K")
+Told: TypeAlias = dict[tuple[object, ...], tuple[Sequence[Mapping[Any, Value]], list[Hashable]]]
+MOST_TOLD = 64
 Place = tuple[str, int]
 """A module's path and an ordinal in it."""
 
@@ -67,12 +69,14 @@ _ALWAYS_TRUE = (
 @dataclass(slots=True)
 class Limits:
     """How many paths are followed side by side; ``cut``: how many there were beyond that, and were not; ``widest``: how
-    many there were at the most. ``asked``: the conditions that were asked for, while somebody wants to know."""
+    many there were at the most. ``asked``: the conditions that were asked for, while somebody wants to know. ``told``:
+    what tells the paths apart that were compared last, by the names of each."""
 
     width: int = 64
     cut: int = 0
     widest: int = 0
     asked: set[str] | None = None
+    told: Told = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -405,13 +409,13 @@ def _joined(worlds: list[World]) -> list[World]:
     first = worlds[0]
     for depth, frame in enumerate(first.frames):
         envs = [world.frames[depth].env for world in worlds]
-        if all(env is frame.env for env in envs):
-            continue
-        _compare(envs, first.deciding.local(frame.function), telling, _live(worlds, depth))
-    _compare([world.heap for world in worlds], first.deciding.attributes, telling)
+        ended = first.limits.told if depth < len(first.frames) - 1 else None
+        _compare(envs, first.deciding.local(frame.function), telling, _live(worlds, depth), told=ended)
+    told = first.limits.told
+    _compare([world.heap for world in worlds], first.deciding.attributes, telling, told=told)
     own = first.frames[0]
     live = None if own.function is not None else _live(worlds, 0)
-    _compare([world.globals for world in worlds], first.deciding.globals, telling, live, own.module.path)
+    _compare([world.globals for world in worlds], first.deciding.globals, telling, live, own.module.path, told)
     kept: dict[Hashable, World] = {}
     for world, outline in zip(worlds, telling):
         same = kept.setdefault(tuple(outline), world)
@@ -432,11 +436,30 @@ def _compare(
     telling: list[list[Hashable]],
     live: frozenset[str] | None = None,
     path: str | None = None,
+    told: Told | None = None,
 ) -> None:
     """Add to each world's list what its names hold that tells, if not all of them hold the same.
 
-    ``live`` are those that may still be read, of the module at ``path`` if one is given; None: any.
+    ``live`` are those that may still be read, of the module at ``path`` if one is given; None: any. ``told``: what was
+    found before of names that are never changed in place.
     """
+    if all(other is names[0] for other in names):
+        return
+    key = (path, live, *map(id, names))
+    found = told.get(key) if told is not None else None
+    if found is None:
+        found = names, _tellings(names, deciding, live, path)
+        if told is not None:
+            if len(told) >= MOST_TOLD:
+                told.clear()
+            told[key] = found
+    for outlines, outline in zip(telling, found[1]):
+        outlines.append(outline)
+
+
+def _tellings(
+    names: Sequence[Mapping[K, Value]], deciding: frozenset[str] | None, live: frozenset[str] | None, path: str | None
+) -> list[Hashable]:
     first, differing = names[0], set[K]()
     for other in names:
         if other is not first:
@@ -444,8 +467,9 @@ def _compare(
             differing.update(first.keys() - other.keys())
     if live is not None:
         differing = {name for name in differing if _lives(name, live, path)}
-    for own, outlines in zip(names, telling) if differing else ():
-        outlines.append(_telling({name: own[name] for name in differing if name in own}, deciding))
+    return [
+        _telling({name: own[name] for name in differing if name in own}, deciding) for own in names if differing
+    ]
 
 
 def _telling(
