@@ -5,6 +5,12 @@ from __future__ import annotations
 FUEL = 10_000
 """Statements walked for one entry at one width."""
 
+NARROW, PLENTY = 16, 4
+"""Where an entry never has more paths than this, it is its code that is long: it may have this many times the fuel."""
+
+SHARE = 4
+"""The part of the fuel left that one entry may have beyond the usual: one fourth, so that further ones find some."""
+
 EVENT = 2
 """What an event of training costs beside its statement: the rules are held against each (measured)."""
 

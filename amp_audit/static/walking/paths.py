@@ -20,7 +20,16 @@ from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
 from amp_audit.static.walking.calls import parameter
 from amp_audit.static.walking.deciding import Deciding, Readings
-from amp_audit.static.walking.fuel import FUEL, LEAST_FUEL, PROJECT_FUEL, SCALER_FUEL, OutOfFuel
+from amp_audit.static.walking.fuel import (
+    FUEL,
+    LEAST_FUEL,
+    NARROW,
+    PLENTY,
+    PROJECT_FUEL,
+    SCALER_FUEL,
+    SHARE,
+    OutOfFuel,
+)
 from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.inits import Inits
 from amp_audit.static.walking.liveness import Liveness
@@ -35,13 +44,8 @@ MAX_STARTS = 4
 
 
 WIDTHS = (64, 16, 4)
-"""How many paths are followed side by side, in one attempt after the other, until an entry is walked to its end."""
-
-NARROW, PLENTY = 16, 4
-"""Where an entry never had more paths than this, it is its code that is long: it may have this many times the fuel."""
-
-SHARE = 4
-"""The part of the fuel left that one entry may have beyond the usual: one fourth, so that further ones find some."""
+"""How many paths are followed side by side, in one attempt after the other, until an entry is walked to its end. A
+width that would leave out less than half of the paths is passed over."""
 
 ROOM = 60_000
 """How many pieces of code all settings together may be made of: each takes as long to make as it has."""
@@ -136,6 +140,10 @@ class _Attempt:
     def would_repeat(self, width: int, fuel: int) -> bool:
         """Whether a walk of ``width`` would be the same: there never were more paths, the same calls are followed."""
         return fuel <= self.fuel and self.limits.widest <= width and self.walker.would_repeat()
+
+    def is_much_wider(self, width: int) -> bool:
+        """Whether a walk of ``width`` would have much less to do."""
+        return self.limits.widest >= 2 * width
 
 
 class _Surveyor:
@@ -347,14 +355,14 @@ class _Surveyor:
         entry.happened.know(self.known)
         last: _Attempt | None = None
         for width in WIDTHS:
-            if last is not None and last.blank() and width != WIDTHS[-1]:
+            if last is not None and width != WIDTHS[-1] and (last.blank() or not last.is_much_wider(width)):
                 continue
-            fuel = self._fuel(last)
-            if last is not None and last.would_repeat(width, fuel):
+            fuel, spare = self._fuel(last)
+            if last is not None and last.would_repeat(width, fuel + spare):
                 self.done.visits.update(last.walker.came)
                 continue
-            last = self._walked(module, Limits(width), fuel, start, run, entry)
-            self.done.fuel -= fuel - max(0, last.walker.fuel)
+            last = self._walked(module, Limits(width), fuel, spare, start, run, entry)
+            self.done.fuel -= last.fuel - last.walker.spare - max(0, last.walker.fuel)
             if last.ends is not None:
                 self.done.followed |= last.seen()
                 break
@@ -365,19 +373,20 @@ class _Surveyor:
         self.done.entries.append(entry)
         return last.ends or []
 
-    def _fuel(self, last: _Attempt | None) -> int:
-        """What an attempt may spend: the usual or, after one that found few paths and did not find nothing, several
-        times that if the project has plenty."""
+    def _fuel(self, last: _Attempt | None) -> tuple[int, int]:
+        """What an attempt may spend: the usual, and several times that if the project has plenty and none found many
+        paths."""
         usual = min(FUEL, max(LEAST_FUEL, self.done.fuel))
-        if last is None or last.limits.widest > NARROW or last.blank():
-            return usual
-        return max(usual, min(FUEL * PLENTY, self.done.fuel // SHARE))
+        if last is not None and last.limits.widest > NARROW:
+            return usual, 0
+        return usual, max(0, min(FUEL * PLENTY, self.done.fuel // SHARE) - usual)
 
     def _walked(
         self,
         module: ir.Module,
         limits: Limits,
         fuel: int,
+        spare: int,
         start: Callable[[], World],
         run: Callable[[Walker, World], list[World]],
         entry: Entry,
@@ -385,7 +394,7 @@ class _Surveyor:
         """Walk an entry and take in what was met, be it that the fuel was not enough."""
         heat = self.setting(module).heat
         walker = Walker(self.project, self.watch, heat, module.path, self.done.visits, self.liveness)
-        walker.fuel, walker.thrifty = fuel, fuel < FUEL
+        walker.fuel, walker.spare, walker.width, walker.thrifty = fuel, spare, limits, fuel < FUEL
         world = start()
         world.limits = limits
         try:
@@ -395,7 +404,7 @@ class _Surveyor:
         entry.hazards += walker.hazards
         entry.happened.include(walker.happened)
         entry.paths |= {followed for followed, _ in walker.followed}
-        return _Attempt(walker, limits, fuel, ends)
+        return _Attempt(walker, limits, fuel + spare, ends)
 
     def _doubt(self, entry: Entry) -> None:
         """What may happen on the paths that were left out cannot be said to happen nowhere."""

@@ -10,28 +10,39 @@ from amp_audit.static.binding import project
 from amp_audit.static.walking.calls import Caller
 from amp_audit.static.walking.echoes import Call, Cost, Echoes, Start
 from amp_audit.static.walking.evaluate import Results
-from amp_audit.static.walking.fuel import EVENT, FUEL, OutOfFuel
+from amp_audit.static.walking.fuel import EVENT, FUEL, NARROW, OutOfFuel
 from amp_audit.static.walking.hot import Heat
 from amp_audit.static.walking.values import Func, Value
 from amp_audit.static.walking.world import Limits, Place, World
 
 
 class Repeater(Caller):
-    """Follows calls, or does what following them has done. ``fuel``: how many statements may still be walked."""
+    """Follows calls, or does what following them has done. ``fuel``: how many statements may still be walked, and
+    ``spare`` how many beyond that as long as there are few paths; ``width`` says how many there are."""
 
     def __init__(
         self, code: project.Project, watch: Watch[Place], heat: Heat, path: str, visits: Counter[tuple[str, int]]
     ) -> None:
         """As for ``Caller``."""
         super().__init__(code, watch, heat, path, visits)
-        self.fuel = FUEL
+        self.fuel, self.spare = FUEL, 0
+        self.width = Limits()
         self._echoes = Echoes()
 
     def burn(self) -> None:
         """Pay for a statement. Raises OutOfFuel."""
         self.fuel -= 1
         if self.fuel < 0:
+            self._refuel()
+
+    def _refuel(self) -> None:
+        """Where there are few paths, it is the code that is long. Where nothing has happened, perhaps nothing ever does.
+        Raises OutOfFuel.
+        """
+        if self.spare <= 0 or self.width.widest > NARROW or not self.happened.words():
             raise OutOfFuel
+        more = min(FUEL, self.spare)
+        self.fuel, self.spare = self.fuel + more, self.spare - more
 
     def emit(self, world: World, event: Event, at: int, path: str | None = None) -> None:
         """Tell of an event, which costs fuel as well."""

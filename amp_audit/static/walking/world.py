@@ -467,9 +467,7 @@ def _tellings(
             differing.update(first.keys() - other.keys())
     if live is not None:
         differing = {name for name in differing if _lives(name, live, path)}
-    return [
-        _telling({name: own[name] for name in differing if name in own}, deciding) for own in names if differing
-    ]
+    return [_telling({name: own[name] for name in differing if name in own}, deciding) for own in names if differing]
 
 
 def _telling(
