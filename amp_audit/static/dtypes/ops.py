@@ -49,6 +49,7 @@ from amp_audit.static.dtypes.values import (
     promote,
 )
 from amp_audit.static.source.conditions import NO_FACTS, Facts
+from amp_audit.static.source.names import is_of_tests
 
 _ANY_TENSOR = Tensor()
 _STATEFUL = frozenset({"lstm", "gru", "rnn", "lstm_cell", "gru_cell"})
@@ -93,6 +94,7 @@ class Operations(abc.ABC):
         self.sites: list[Place | None] = []
         self.loops: list[Loop] = []
         self.guards = 0  # conditions that are not known, around what is run
+        self.tested = False  # whether a test is where the walk began
         self.fitting = 0  # those of them by which something has a certain dtype
         self.weights: list[Dtypes] = []
         self.casts: dict[Hashable, frozenset[Cast]] = {}
@@ -367,8 +369,13 @@ class Operations(abc.ABC):
     def _use(
         self, op: str, result: Tensor, numbers: tuple[tuple[str, Const], ...], tensors: Sequence[Tensor], at: int
     ) -> None:
-        """Note that an op is applied, unless the code here is run in another precision only."""
-        if self.muted:
+        """Note that an op is applied, unless the code here is run in another precision only.
+
+        In a program, what a test hands over is another thing: a stand-in for a model, under the settings that the test
+        chooses.
+        """
+        assumed = result.assumed or bool(self.region and self.region.assumed)
+        if self.muted or (assumed and self.tested and not is_of_tests(self.path)):
             return
         place = (self.path, at)
         entry = self.entries[-1] if self.entries else Entry(Region("", ANY))
@@ -384,7 +391,7 @@ class Operations(abc.ABC):
                 entry.place,
                 self.sites[entry.depth] if deeper else place,
                 result.by,
-                result.assumed or bool(self.region and self.region.assumed),
+                assumed,
                 result.origin,
                 result.scalar,
                 self.active[-1] if self.active else None,

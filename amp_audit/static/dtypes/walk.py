@@ -44,6 +44,7 @@ from amp_audit.static.dtypes.values import (
 )
 from amp_audit.static.source import ir
 from amp_audit.static.source.conditions import NO_FACTS, Facts
+from amp_audit.static.source.names import is_of_tests
 from amp_audit.static.source.traverse import spelled_condition, walk, words_in
 
 _FUEL = 20_000
@@ -82,6 +83,7 @@ _PASSING = (
     "guards",
     "fitting",
     "fuel",
+    "tested",
 )
 """What belongs to one entry."""
 
@@ -105,7 +107,7 @@ class Walk(Calls):
         if found is None:
             found = self.modules[module.path] = {}
             with self._detached():
-                self.casts, self.fuel = {}, _FUEL
+                self.casts, self.fuel, self.tested = {}, _FUEL, is_of_tests(module.path)
                 self.in_frame(Frame(module, found), module.body)
                 self.built[module.path] = self.casts
         return found
@@ -118,7 +120,7 @@ class Walk(Calls):
             return
         self.run_module(module)
         with self._detached():
-            self.fuel = _FUEL
+            self.fuel, self.tested = _FUEL, is_of_tests(module.path)
             self.casts = dict(self.built.get(module.path, {}))
             bound: Value | None = None
             try:

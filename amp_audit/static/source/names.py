@@ -61,3 +61,11 @@ _SETTINGS = re.compile(r"(^|_)(args|cfg|conf|configs?|configuration|opts|options
 def is_settings(name: str) -> bool:
     """Whether something is called the settings of a program."""
     return bool(_SETTINGS.search(name))
+
+
+_TESTS = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.(py|ipynb)$")
+
+
+def is_of_tests(path: str) -> bool:
+    """Whether a file is called what pytest takes its tests and fixtures from."""
+    return bool(_TESTS.search(path))

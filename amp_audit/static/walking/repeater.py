@@ -36,8 +36,8 @@ class Repeater(Caller):
             self._refuel()
 
     def _refuel(self) -> None:
-        """Where there are few paths, it is the code that is long. Where nothing has happened, perhaps nothing ever does.
-        Raises OutOfFuel.
+        """Go on where there are few paths, for then it is the code that is long, unless nothing has happened so far:
+        perhaps nothing ever does. Raises OutOfFuel.
         """
         if self.spare <= 0 or self.width.widest > NARROW or not self.happened.words():
             raise OutOfFuel

@@ -344,3 +344,54 @@ def test_a_model_that_others_train_is_theirs(tmp_path: Path, importer: str, foun
     modules = [lower(str(tmp_path / name), textwrap.dedent(source)) for name, source in sources.items()]
     rules = [finding.rule.id for finding in dtypes.find(Project(modules, tmp_path), book())]
     assert rules == (["AMP501"] if found else [])
+
+
+LEARNER = """
+    import torch
+
+    def region(device, dtype=torch.bfloat16):
+        return torch.autocast(device.type, dtype=dtype)
+
+    class Learner:
+        def __init__(self, model, config):
+            self.model, self.config = model, config
+
+        def values(self, batches):
+            held = torch.zeros(64, 8)
+            for batch in batches:
+                with {region}:
+                    out = self.model(batch)
+                held[torch.randperm(64)] = out{comment}
+            return held
+"""
+STAND_IN = """
+    import torch
+    from torch import nn
+    from learner import Learner
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.fc(x)
+
+    def test_values(config):
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        Learner(model, config).values(config.batches).mean().backward()
+        optimizer.step()
+"""
+
+
+def test_what_a_test_hands_over_tells_nothing_of_the_program() -> None:
+    """The stand-in ends in a layer, the model perhaps in a softmax; in which precision it runs, the test says."""
+    assert misjudged(learner=LEARNER.format(region="region(batch.device)", comment=""), test_learner=STAND_IN) == []
+    told = LEARNER.format(region="region(batch.device)", comment="  # AMP405")
+    assert misjudged(learner=told, train=STAND_IN.replace("def test_values", "def values")) == []
+
+
+def test_what_surely_happens_in_a_test_is_told() -> None:
+    sure = LEARNER.format(region="torch.autocast('cuda', dtype=torch.bfloat16)", comment="  # AMP405")
+    assert misjudged(learner=sure, test_learner=STAND_IN) == []
