@@ -97,3 +97,23 @@ train()
     assert rules(source.replace("FIRST", "RuntimeError")) == set()
     bad = source.replace("FIRST", "ValueError")
     assert findings(bad) == {("AMP208", "main", line(bad, "raise Skip"))}
+
+
+def test_paths_that_begin_a_try_together_are_walked_once() -> None:
+    """Those that become one within it stand between unscale_ and update there; they began before both."""
+    source = f"""
+for x, y in loader:
+    optimizer.zero_grad()
+    clip = torch.nn.utils.clip_grad_norm_ if len(x) > 4 else torch.nn.utils.clip_grad_value_
+    try:
+        with torch.autocast("cuda"):
+            loss = nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        {UNSCALE}
+        clip(model.parameters(), 1.0)
+        {STEP}
+        {UPDATE}
+    except Skip:
+        print("skipped")
+"""
+    assert rules(CLASSES + BASE + source) == set()
