@@ -11,8 +11,10 @@ from amp_audit import rulebook
 from amp_audit.static.binding.project import Project
 from amp_audit.static.source import lowering
 from amp_audit.static.walking import echoes, paths
-from amp_audit.static.walking.echoes import Echoes
+from amp_audit.static.walking.echoes import Call, Echoes
+from amp_audit.static.walking.evaluate import Results
 from amp_audit.static.walking.walk import Walker
+from amp_audit.static.walking.world import World
 
 BOOK = rulebook.load()
 IDIOMS = sorted((Path(__file__).parent / "idioms").glob("n*.py"))
@@ -321,3 +323,39 @@ for x, y in loader:
     for backward, wrong in (("loss_b.backward()", True), ("scaler.scale(loss_b).backward()", False)):
         found = {rule for rule, _, _ in both_ways(code.format(backward=backward), monkeypatch)}
         assert ("AMP204" in found) is wrong
+
+
+@pytest.mark.parametrize("first", ["args.clip", "None"])
+def test_what_is_decided_on_a_path_rules_out_ways_of_a_walk_that_decided_both(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that only looks on asks for a condition: open at first, then decided by the paths that come to it."""
+    walked = 0
+
+    def listened(walker: Walker, call: Call, at: int, world: World) -> Results:
+        nonlocal walked
+        walked += call.func.function.name == "evaluate"
+        return original(walker, call, at, world)
+
+    original = Walker._listened
+    looks = EVALUATE.replace("    net.train()\n", "    if args.clip:\n        print(total)\n    net.train()\n")
+    step = f"""
+    print(evaluate(model, {first}))
+    if args.clip:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        print(evaluate(model, {first}))
+    else:
+        print(evaluate(model, {first}))
+    scaler.step(optimizer)
+    scaler.update()
+"""
+    loop = (
+        "for x, y in loader:\n    optimizer.zero_grad()\n    loss = loss_of(x, y)\n    scaler.scale(loss).backward()\n"
+    )
+    args = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
+    code = HEAD + args + looks + loop + step
+    assert both_ways(code, monkeypatch) == set()
+    monkeypatch.setattr(Walker, "_listened", listened)
+    assert told(code) == set()
+    assert walked == 2
