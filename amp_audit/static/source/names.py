@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
+
+MOST_NAMES = 1 << 14
+"""Names of which it is kept what they tell: a walk asks of the same few thousand by the hundred thousand."""
 
 BORN_IN_BFLOAT16 = re.compile(
     r"(^|[/_-])(flan-?t5|u?mt5|byt5|t5|longt5|t0|ul2|pegasus|gemma)([-_.\d]|$)", re.IGNORECASE
@@ -21,6 +25,7 @@ UNFIT = re.compile(r"invalid|(^|_)(bad|skip|skipped|corrupt|broken|fail|failed|e
 _SCHEDULER = re.compile(r"sched|warmup|(^|_)lr_?decay", re.IGNORECASE)
 
 
+@functools.lru_cache(maxsize=MOST_NAMES)
 def is_scheduler(name: str) -> bool:
     """Whether something is called a learning-rate scheduler."""
     return bool(_SCHEDULER.search(name))
@@ -58,6 +63,7 @@ def loads_model(dotted: str) -> bool:
 _SETTINGS = re.compile(r"(^|_)(args|cfg|conf|configs?|configuration|opts|options|settings|hparams)$", re.IGNORECASE)
 
 
+@functools.lru_cache(maxsize=MOST_NAMES)
 def is_settings(name: str) -> bool:
     """Whether something is called the settings of a program."""
     return bool(_SETTINGS.search(name))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from amp_audit.events import Event, Kind
 from amp_audit.state import blur
 from amp_audit.static.source import ir
+from amp_audit.static.source.names import MOST_NAMES
 from amp_audit.static.walking.contexts import Contexts
 from amp_audit.static.walking.lineage import FROZEN, known, owners_of, written
 from amp_audit.static.walking.values import (
@@ -72,8 +74,8 @@ class ByHand(Contexts):
     def reads(self, name: str, values: list[Value], at: int, world: World) -> bool:
         """A function that measures or reports what it is given: a gradient, perhaps. Whether it gives its size."""
         reports = name.rpartition(".")[2] in _REPORTS and not self.walker.asked(FINITE)  # NaN is NaN with any scale
-        measures = bool(_NORM.search(name)) or reports
-        given = [item for value in values for item in inside(value) if is_gradient(item)] if measures else []
+        measures = reports or _is_norm(name)
+        given = [item for item in inside(*values) if is_gradient(item)] if measures else []
         if given:
             owners = frozenset().union(*map(_owners, given)) if all(map(_owners, given)) else frozenset()
             self.walker.emit(world, Event(Kind.GRAD_READ, owners=known(owners)), at)
@@ -141,6 +143,11 @@ class ByHand(Contexts):
 
 MEASURE = Tensor(doubt=True, cut=True)
 """The size of gradients, which may carry the scale."""
+
+
+@functools.lru_cache(maxsize=MOST_NAMES)
+def _is_norm(name: str) -> bool:
+    return _NORM.search(name) is not None
 
 
 def _picks(world: World) -> bool:

@@ -164,14 +164,14 @@ class Caller(Evaluator):
         words = func.function.words
         if self.heat.size(func.function) > MAX_HANDED:
             return False
-        given = [item for value in args for item in inside(value)]
+        given = inside(*args)
         own = func.bound if isinstance(func.bound, Instance) else None
         if any(map(is_gradient, given)):
             return True
         held = [func.env[name] for name in words & func.env.keys()] if func.env else []
         if own is not None:
             held += [value for name in words if (value := world.heap.get((own.id, name))) is not None]
-        found = (*given, *(item for value in held for item in inside(value)))
+        found = (*given, *inside(*held))
         if any(isinstance(item, Func) and self.heat.function(item.function) for item in found):
             return True
         if "getattr" not in words or own is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind
@@ -11,7 +12,7 @@ from amp_audit.records import replace
 from amp_audit.state import blur, forget, get, live_region, region_dtype
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
-from amp_audit.static.source.names import is_settings
+from amp_audit.static.source.names import MOST_NAMES, is_settings
 from amp_audit.static.source.traverse import last_word, parts
 from amp_audit.static.walking.boundaries import ACCUMULATION
 from amp_audit.static.walking.ducks import OPTIMIZER_NAME, SCALER_NAME, builds
@@ -162,15 +163,12 @@ class Contexts(Exchanges):
     def result(self, callee: Value, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Value:
         """What a call that is not followed gives: a tensor when it is fed tensors or runs under autocast."""
         values = (*args, *named.values())
-        given = [item for value in values for item in inside(value)]
-        self._perhaps_clears(last_word(node.func), given, world)
-        if not isinstance(callee, (Func, ClassRef)):
-            later = (name for item in given for name in self._left_to_others(item, world))
-            self.walker.happened.allow(_LATER[name] for name in later if name in _LATER)
-        if not _harmless(callee) and any(self._hands_on(item, world) for item in given):
-            world.state = forget(world.state)
-        if not (isinstance(callee, External) and callee.dotted.startswith("torch.")):
-            thaw(world, [item.id for item in given if isinstance(item, Instance)])
+        given = inside(*values)
+        name = last_word(node.func)
+        if _perhaps_clears(name):
+            self._blur_trained(name, given, world)
+        if given:
+            self._hand_out(callee, given, world)
         fed = [item for item in given if isinstance(item, Tensor)]
         if fed:
             made = _told_of(fed) if world.no_grad else together(fed, region_dtype(world.state))
@@ -190,31 +188,37 @@ class Contexts(Exchanges):
         volatile = any(map(is_volatile, values))
         apart = f" at {node.at}{world.stamp if world.stamp and values else ''}" if builds(callee, node) else ""
         key = short(f"{key_of(callee)}({','.join(map(key_of, values))}){apart}")
-        note_made(key, callee, last_word(node.func), given, world)
-        if world.stamp and is_settings(last_word(node.func)):
+        note_made(key, callee, name, given, world)
+        if world.stamp and is_settings(name):
             return Symbol(of_round(key, world.stamp))  # other ones in each round, which stay the same within it
         if isinstance(callee, (External, Func)) or volatile or not isinstance(callee, Symbol):
             return Symbol(key, "", volatile)
-        if last_word(node.func) in _OF_TEXTS:
-            return Symbol(key, "", callee.volatile)
-        return Symbol(key, "", callee.volatile or volatile or bool(world.stamp))
+        return Symbol(key, "", callee.volatile or (bool(world.stamp) and name not in _OF_TEXTS))
 
-    def _left_to_others(self, value: Value, world: World) -> Iterator[str]:
+    def _hand_out(self, callee: Value, given: list[Value], world: World) -> None:
+        """What code that is not followed may do with what it is given."""
+        if not isinstance(callee, (Func, ClassRef)):
+            later = (name for item in given for name in self._left_to_others(item, world))
+            self.walker.happened.allow(_LATER[name] for name in later if name in _LATER)
+        if not _harmless(callee) and any(self._hands_on(item, world) for item in given):
+            world.state = forget(world.state)
+        if not (isinstance(callee, External) and callee.dotted.startswith("torch.")):
+            thaw(world, [item.id for item in given if isinstance(item, Instance)])
+
+    def _left_to_others(self, value: Value, world: World) -> Iterable[str]:
         """The methods of scalers and optimizers that code out of sight is handed to call later, or a function does."""
-        if isinstance(value, Method) and isinstance(value.base, (Scaler, Optimizer)):
-            yield value.name
-        elif isinstance(value, Func):
-            yield from _called_in(value.function)
-        elif isinstance(value, Symbol) and "." in value.text:
+        if isinstance(value, Symbol):
             text, _, name = value.text.rpartition(".")
+            if not text or name not in _LATER:
+                return ()
             owner = replace(value, key=value.key.removesuffix(f".{name}"), text=text)
-            if name in _LATER and (self.is_scaler(owner, world) or self.is_optimizer(owner, world)):
-                yield name
+            return (name,) if self.is_scaler(owner, world) or self.is_optimizer(owner, world) else ()
+        if isinstance(value, Func):
+            return _called_in(value.function)
+        return (value.name,) if isinstance(value, Method) and isinstance(value.base, (Scaler, Optimizer)) else ()
 
-    def _perhaps_clears(self, name: str, given: list[Value], world: World) -> None:
+    def _blur_trained(self, name: str, given: list[Value], world: World) -> None:
         """Code out of sight is called what clears gradients: whose, it does not say."""
-        if not _CLEARS.search(name):
-            return
         if "grad" in name.lower() or any(self._is_trained(item, world) for item in given):
             self.walker.happened.allow(("zero_grad",))
             world.state = blur(world.state, (owner for owner, _ in world.state.owners))
@@ -245,7 +249,7 @@ class Contexts(Exchanges):
         self, model: Instance, given: Value | None, args: list[Value], named: dict[str, Value], world: World
     ) -> Value:
         """What calling a model gives: tensors that lead back to its parameters and to those of its inputs."""
-        fed = [item for value in (*args, *named.values()) for item in inside(value) if isinstance(item, Tensor)]
+        fed = [item for item in inside(*args, *named.values()) if isinstance(item, Tensor)]
         if world.no_grad:
             return Tensor()
         parts = with_children(model.id, world)
@@ -309,6 +313,11 @@ def _called_in(function: ir.Function) -> Iterator[str]:
         owner = last_word(func.base) if isinstance(func, ir.Attr) else ""
         if isinstance(func, ir.Attr) and (SCALER_NAME.search(owner) or OPTIMIZER_NAME.search(owner)):
             yield func.name
+
+
+@functools.lru_cache(maxsize=MOST_NAMES)
+def _perhaps_clears(name: str) -> bool:
+    return _CLEARS.search(name) is not None
 
 
 def _told_of(fed: list[Tensor]) -> Tensor:

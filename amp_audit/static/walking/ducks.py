@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -9,14 +10,13 @@ from amp_audit.records import replace
 from amp_audit.state import get
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
-from amp_audit.static.source.names import is_scheduler
+from amp_audit.static.source.names import MOST_NAMES, is_scheduler
 from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.hot import STEPPED
 from amp_audit.static.walking.values import (
     Func,
     Symbol,
     Value,
-    key_of,
 )
 from amp_audit.static.walking.world import World
 
@@ -30,6 +30,7 @@ _API = frozenset(
     | {f"{verb}_{what}" for verb in ("get", "set") for what in ("growth_factor", "backoff_factor", "growth_interval")}
 )
 """The methods of torch's GradScaler. What has others as well is a wrapper around one, or scales in its own way."""
+_OF_MODELS = OWNING | {"train", "eval"}
 _AVERAGE_NAME = re.compile(r"(^|_)ema(_|$)|^EMA|EMA$|(^|_)swa_model$|moving_?average", re.IGNORECASE)
 _AVERAGING = frozenset({"update", "update_parameters", "step", "update_ema"})
 _MAKER = re.compile(
@@ -48,34 +49,20 @@ class Ducks:
     def __init__(self, walker: Caller) -> None:
         self.walker = walker
         self.stepped: set[str] = set()  # keys of symbols that a scaler stepped: optimizers
-        self._scalers: dict[tuple[str, str], bool] = {}
-        self._models: dict[tuple[str, str], bool] = {}
 
     def methods_used(self, symbol: Symbol, world: World) -> frozenset[str]:
         """What the code calls on a thing: in the file at hand or, where that has no such name, in a caller's."""
-        module = self._using(symbol, world)
-        return self.walker.heat.methods(module).get(symbol.text, frozenset()) if symbol.text else frozenset()
-
-    def _using(self, symbol: Symbol, world: World) -> ir.Module:
-        for frame in reversed(world.frames):
-            if symbol.text in self.walker.heat.methods(frame.module):
-                return frame.module
-        return world.frame.module
+        text, asked = symbol.text, None
+        for frame in reversed(world.frames) if text else ():
+            if frame.module is not asked:
+                asked = frame.module
+                found = self.walker.heat.methods(asked).get(text)
+                if found is not None:
+                    return found
+        return frozenset()
 
     def is_scaler(self, symbol: Symbol, world: World) -> bool:
-        key = (self._using(symbol, world).path, symbol.text)
-        found = self._scalers.get(key)
-        if found is None:
-            found = self._scalers[key] = self._acts_as_scaler(symbol, world)
-        return found
-
-    def _acts_as_scaler(self, symbol: Symbol, world: World) -> bool:
-        used = self.methods_used(symbol, world)
-        if any(name not in _API and not name.startswith("_") for name in used):
-            return False
-        if "unscale_" in used or {"scale", "step"} <= used or {"scale", "update"} <= used:
-            return True
-        return bool(SCALER_NAME.search(tail(symbol))) and bool(used & {"scale", "step", "update"})
+        return _acts_as_scaler(self.methods_used(symbol, world), tail(symbol))
 
     def holds_scaler(self, symbol: Symbol, world: World) -> bool:
         """Whether something has a scaler by which the code itself unscales: its own ``step`` goes through it."""
@@ -87,39 +74,55 @@ class Ducks:
         return bool(text) and any(not by.isdisjoint(methods.get(name, ())) for name in names)
 
     def is_optimizer(self, symbol: Symbol, world: World) -> bool:
-        used = self.methods_used(symbol, world)
         if self.is_model(symbol, world):
             return False
-        if is_scheduler(tail(symbol)) and "zero_grad" not in used:  # whatever made it may have made an optimizer too
-            return False
-        named = bool(OPTIMIZER_NAME.search(tail(symbol)))
-        return symbol.key in self.stepped or ("zero_grad" in used and not used.isdisjoint(("step", STEPPED))) or named
+        acts = _acts_as_optimizer(self.methods_used(symbol, world), tail(symbol))
+        return symbol.key in self.stepped if acts is None else acts
 
     def is_model(self, symbol: Symbol, world: World) -> bool:
         handed = symbol.param and symbol.key.endswith(")")  # itself, not something in it
         if handed and get(world.state.owners, symbol.key) is not None:
             return True  # an optimizer has its parameters
-        key = (self._using(symbol, world).path, symbol.text)
-        found = self._models.get(key)
-        if found is None:
-            used = self.methods_used(symbol, world)
-            found = self._models[key] = bool(used & (OWNING | {"train", "eval"})) and "unscale_" not in used
-        return found
+        used = self.methods_used(symbol, world)
+        return not used.isdisjoint(_OF_MODELS) and "unscale_" not in used
 
     def whole(self, part: Symbol, world: World) -> Symbol:
         """The model that a part of one (``model.encoder``) belongs to: a loss of it leads back to all its parts."""
         key, _, name = part.key.rpartition(".")
-        text = part.text.rpartition(".")[0]
-        above = replace(part, key=key, text=text)
-        if not key or not text or part.text.rpartition(".")[2] != name or not self.is_model(above, world):
+        text, _, called = part.text.rpartition(".")
+        if not key or not text or called != name:
             return part
-        return self.whole(above, world)
+        above = replace(part, key=key, text=text)
+        return self.whole(above, world) if self.is_model(above, world) else part
+
+
+@functools.lru_cache(maxsize=MOST_NAMES)
+def _acts_as_scaler(used: frozenset[str], name: str) -> bool:
+    if any(name not in _API and not name.startswith("_") for name in used):
+        return False
+    if "unscale_" in used or {"scale", "step"} <= used or {"scale", "update"} <= used:
+        return True
+    return bool(SCALER_NAME.search(name)) and bool(used & {"scale", "step", "update"})
+
+
+@functools.lru_cache(maxsize=MOST_NAMES)
+def _acts_as_optimizer(used: frozenset[str], name: str) -> bool | None:
+    """None: if a scaler steps it."""
+    if is_scheduler(name) and "zero_grad" not in used:  # whatever made it may have made an optimizer too
+        return False
+    return ("zero_grad" in used and not used.isdisjoint(("step", STEPPED))) or bool(OPTIMIZER_NAME.search(name)) or None
 
 
 def builds(callee: Value, node: ir.Call) -> bool:
     """Whether code that is not followed is called a maker of models or optimizers: each call of it makes another."""
-    known = isinstance(callee, (External, Func))
-    return bool(_MAKER.search(key_of(callee).rpartition(":")[2].rpartition(".")[2] if known else last_word(node.func)))
+    if isinstance(callee, External):
+        return _is_maker(callee.dotted.rpartition(".")[2])
+    return _is_maker(callee.function.name if isinstance(callee, Func) else last_word(node.func))
+
+
+@functools.lru_cache(maxsize=MOST_NAMES)
+def _is_maker(name: str) -> bool:
+    return _MAKER.search(name) is not None
 
 
 def is_average(name: str, method: str) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from amp_audit.records import replace
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
-from amp_audit.static.source.names import is_scheduler, is_settings
+from amp_audit.static.source.names import MOST_NAMES, is_scheduler, is_settings
 from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.ducks import OPTIMIZER_NAME, SCALER_NAME, Ducks, builds
 from amp_audit.static.walking.values import (
@@ -47,7 +48,7 @@ class Exchanges(Ducks):
             return results
         if builds(callee, node):
             return results
-        values = [item for value in (*args, *named.values()) for item in inside(value)]
+        values = inside(*args, *named.values())
         handed = frozenset(kind for item in values if (kind := self._kind(item, results[0][1])))
         if any(is_scheduler(last_word(arg.value)) for arg in node.args):
             handed |= {"schedule"}
@@ -62,7 +63,7 @@ class Exchanges(Ducks):
             return "optimizer" if value.cls is not None and OPTIMIZER_NAME.search(value.cls.cls.name) else ""
         if not isinstance(value, Symbol):
             return _KINDS.get(type(value), "")
-        if any(map(is_settings, value.text.split(".")[:-1])):
+        if _is_of_settings(value.text):
             return ""
         return "optimizer" if self.is_optimizer(value, world) else "scaler" if self.is_scaler(value, world) else ""
 
@@ -82,6 +83,11 @@ class Exchanges(Ducks):
             for (owner, name), value in world.heap.items()
             if owner == giver.id
         )
+
+
+@functools.lru_cache(maxsize=MOST_NAMES)
+def _is_of_settings(text: str) -> bool:
+    return any(map(is_settings, text.split(".")[:-1]))
 
 
 def _source(callee: Value) -> Hashable:

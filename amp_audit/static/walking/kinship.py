@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Hashable, Iterable
 
 from amp_audit.events import Event, Id, Kind
 from amp_audit.state import State, get
 from amp_audit.static.binding.project import External
+from amp_audit.static.source.names import MOST_NAMES
 from amp_audit.static.walking.lineage import REPLICATED, with_children
 from amp_audit.static.walking.values import Func, Instance, Literal, Method, Symbol, Value, key_of, label
 from amp_audit.static.walking.world import MADE_OF, World
@@ -24,9 +26,14 @@ _PLAIN = re.compile(
 _COPY = re.compile(r"copy|clone", re.IGNORECASE)
 
 
+@functools.lru_cache(maxsize=MOST_NAMES)
+def _copies(name: str) -> bool:
+    return _COPY.search(name) is not None
+
+
 def note_made(key: str, callee: Value, name: str, given: Iterable[Value], world: World) -> None:
     """Keep of what a call that is not followed gives that it was made of the one model that went in."""
-    if _COPY.search(name) or (isinstance(callee, External) and callee.dotted.startswith("torch.")):
+    if _copies(name) or (isinstance(callee, External) and callee.dotted.startswith("torch.")):
         return
     own = callee.bound if isinstance(callee, Func) else callee.base if isinstance(callee, Method) else None
     models = {key_of(item): item for item in (*given, own) if item is not None and may_be_model(item, world)}
@@ -40,7 +47,12 @@ def may_be_model(value: Value, world: World) -> bool:
         return value.model
     if not isinstance(value, Symbol):
         return False
-    return _NAME.search(value.text.rpartition(".")[2]) is not None or (value.key, MADE_OF) in world.heap
+    return _is_named_model(value.text) or (value.key, MADE_OF) in world.heap
+
+
+@functools.lru_cache(maxsize=MOST_NAMES)
+def _is_named_model(text: str) -> bool:
+    return _NAME.search(text.rpartition(".")[2]) is not None
 
 
 def is_wrapped(base: Symbol, world: World) -> bool:

@@ -115,7 +115,7 @@ def together(tensors: list[Tensor], dtype: str | None) -> Tensor:
 
 def written(values: Iterable[Value], world: World) -> None:
     """Gradients that carry the scale are written in place: under all names that they have here, it may be off."""
-    if not any(isinstance(item, Tensor) and item.taken == "gradients" for value in values for item in inside(value)):
+    if not any(isinstance(item, Tensor) and item.taken == "gradients" for item in inside(*values)):
         return
     world.env.update({name: _untaken(value) for name, value in world.env.items()})
     for (path, name), value in list(world.globals.items()):

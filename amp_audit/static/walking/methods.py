@@ -450,7 +450,7 @@ class Methods(Ranks):
     def _call_unknown(
         self, callee: Symbol, node: ir.Call, args: list[Value], named: dict[str, Value], world: World
     ) -> Results:
-        fed = any(isinstance(item, Tensor) for value in (*args, *named.values()) for item in inside(value))
+        fed = any(isinstance(item, Tensor) for item in inside(*args, *named.values()))
         if self.is_model(callee, world):
             self.forward(Instance(callee.key, None, True), node.at, world, last_word(node.func))
         if self.is_model(callee, world) and not world.no_grad:

@@ -37,7 +37,7 @@ class Ranks(ByHand):
         hands_over = name in ("submit", "map", "apply_async", "Thread") and bool(POOL.search(pool))
         if not hands_over:
             return
-        values = [item for value in (*args, *named.values()) for item in inside(value)]
+        values = inside(*args, *named.values())
         if any(self._runs_model(value, world) for value in values) or self._runs_given(name, args, named, world):
             self.walker.emit(world, Event(Kind.THREAD), at)
 

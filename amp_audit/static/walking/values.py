@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import field
 from typing import TypeAlias
 
@@ -282,15 +282,16 @@ def is_there(external: External) -> bool:
     return not dot or top in INSTALLED or _CLASS.fullmatch(external.dotted) is not None
 
 
-def inside(value: Value) -> Iterator[Value]:
-    """The value, and all that the containers in it hold."""
-    yield value
-    if isinstance(value, Items):
-        for item in value.items:
-            yield from inside(item)
-    elif isinstance(value, Table):
-        for _, item in value.items:
-            yield from inside(item)
+def inside(*values: Value) -> list[Value]:
+    """The values, and all that the containers in them hold."""
+    found: list[Value] = []
+    for value in values:
+        found.append(value)
+        if isinstance(value, Items):
+            found += inside(*value.items)
+        elif isinstance(value, Table):
+            found += inside(*(item for _, item in value.items))
+    return found
 
 
 @functools.cache
