@@ -7,6 +7,7 @@ happened; rules are predicates over them. ``"unknown"`` (and None) satisfies no 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 
 from amp_audit import gradients, strangers
@@ -36,8 +37,16 @@ def advance(state: State, event: Event) -> tuple[State, Facts]:
     }
     handler = _HANDLERS.get(event.kind)
     after = handler(state, event, facts) if handler else state
-    facts.update({f"ever.{word}": True for word in after.ever})
-    return replace(after, ever=after.ever | words(event), blind=after.blind and event.kind not in _ENDS_CLIPPING), facts
+    facts.update(_facts_of(after.ever))
+    ever, blind = after.ever | words(event), after.blind and event.kind not in _ENDS_CLIPPING
+    if ever != after.ever or blind is not after.blind:
+        after = replace(after, ever=ever, blind=blind)
+    return after, facts
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _facts_of(ever: frozenset[str]) -> Facts:
+    return {f"ever.{word}": True for word in ever}
 
 
 _ENDS_CLIPPING = frozenset(
@@ -48,30 +57,42 @@ _ENDS_CLIPPING = frozenset(
 
 def words(event: Event) -> frozenset[str]:
     """The words by which rules ask whether an event happened at all, e.g. ``step`` and ``step.scaler``."""
-    kind = event.kind.value
-    found = {kind}
-    if event.via:
-        found.add(f"{kind}.{event.via.value}")
-    if event.kind is Kind.BACKWARD and event.scaled is None:
+    return _words(event.kind, event.via, event.scaled, event.dtype, event.ran, event.given, event.contents)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _words(
+    kind: Kind,
+    via: Via | None,
+    scaled: bool | None,
+    dtype: str | None,
+    ran: str | None,
+    given: bool,
+    contents: frozenset[str],
+) -> frozenset[str]:
+    found = {kind.value}
+    if via:
+        found.add(f"{kind.value}.{via.value}")
+    if kind is Kind.BACKWARD and scaled is None:
         found.add("backward.unknown")
-    elif event.kind is Kind.BACKWARD:
-        found.add("backward.scaled" if event.scaled else "backward.plain")
-        if event.scaled and not _in_float32(event):
+    elif kind is Kind.BACKWARD:
+        found.add("backward.scaled" if scaled else "backward.plain")
+        if scaled and not _in_float32(ran, dtype):
             found.add("backward.scaled.low")
-        if not event.scaled and event.dtype in LOW_PRECISION:
-            found.add(f"backward.plain.{event.dtype}")
-    if event.kind is Kind.DESCALE and event.given:
+        if not scaled and dtype in LOW_PRECISION:
+            found.add(f"backward.plain.{dtype}")
+    if kind is Kind.DESCALE and given:
         found.add("descale.perhaps")
-    if event.kind in (Kind.SAVE, Kind.LOAD):
-        found |= {f"{kind}.{item}" for item in event.contents}
-        if event.contents == {"scaler"}:
-            found.add(f"{kind}.scaler_only")
+    if kind in (Kind.SAVE, Kind.LOAD):
+        found |= {f"{kind.value}.{item}" for item in contents}
+        if contents == {"scaler"}:
+            found.add(f"{kind.value}.scaler_only")
     return frozenset(found)
 
 
-def _in_float32(event: Event) -> bool:
+def _in_float32(ran: str | None, dtype: str | None) -> bool:
     """Whether a loss surely comes from models that ran, all of them, where no region was on."""
-    return event.ran in ("outside", "off") and event.dtype not in LOW_PRECISION
+    return ran in ("outside", "off") and dtype not in LOW_PRECISION
 
 
 # Whose gradients an event concerns
@@ -243,7 +264,7 @@ def _jit_trace(state: State, event: Event, facts: dict[str, object]) -> State:
 
 def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
     facts.update(scaled=event.scaled, detached=event.detached, term=event.term)
-    facts.update(ran=event.ran, float32=_in_float32(event))
+    facts.update(ran=event.ran, float32=_in_float32(event.ran, event.dtype))
     facts["seen"] = bool(event.owners) and not any(isinstance(owner, str) for owner in event.owners or ())
     facts["other_scaler"] = any(_of_another(held, event) for held in _held(state, event.owners or ()))
     if event.detached:

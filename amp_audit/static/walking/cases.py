@@ -33,7 +33,9 @@ def _among(subject: str, wanted: frozenset[str], decided: Mapping[str, bool]) ->
     possible: frozenset[str] | None = None
     excluded = frozenset[str]()
     for name, value in decided.items():
-        other, values = options(name) if name.startswith(subject) else ("", frozenset())
+        if not name.startswith(subject):
+            continue
+        other, values = options(name)
         if other == subject and value:
             possible = values if possible is None else possible & values
         elif other == subject:

@@ -223,15 +223,17 @@ class World:
 
     def absorb(self, other: World) -> None:
         """Take in a world that differs only in what is data: this becomes either of both."""
-        lowered = tuple(pair for pair in self.state.lowered if pair in other.state.lowered)
-        self.state = replace(self.state, ever=self.state.ever | other.state.ever, lowered=lowered)
+        mine, theirs = self.state, other.state
+        if mine is not theirs and (mine.ever != theirs.ever or mine.lowered != theirs.lowered):
+            lowered = tuple(pair for pair in mine.lowered if pair in theirs.lowered)
+            self.state = replace(mine, ever=mine.ever | theirs.ever, lowered=lowered)
         common = {key: value for key, value in self.flags.items() if other.flags.get(key) is value}
         self.cases = simplified({*self._beyond(common), *other._beyond(common)})
         self.flags = common
-        for number, (mine, theirs) in enumerate(zip(self.frames, other.frames)):
-            if mine is not theirs:
-                own = self.frames[number] = mine if mine is self.frame else mine.copy()
-                own.env.update(_differing(mine.env, theirs.env))
+        for number, (frame, twin) in enumerate(zip(self.frames, other.frames)):
+            if frame is not twin:
+                own = self.frames[number] = frame if frame is self.frame else frame.copy()
+                own.env.update(_differing(frame.env, twin.env))
         self.heap = blended(self.heap, other.heap)
         self.globals = blended(self.globals, other.globals)
 
@@ -278,8 +280,13 @@ class World:
 
     def _agreed(self, key: str) -> bool | None:
         """What all cases say of a condition."""
-        said = {told(key, {**self.flags, **dict(case)}) for case in self.cases}
-        return said.pop() if len(said) == 1 else None
+        said: bool | None = None
+        for case in self.cases:
+            found = told(key, {**self.flags, **dict(case)})
+            if found is None or said not in (None, found):
+                return None
+            said = found
+        return said
 
     def decide(self, condition: Condition, truth: bool) -> None:
         key, value = self.condition_key(condition), truth is not condition.negated
@@ -328,8 +335,12 @@ def merge(worlds: Iterable[World]) -> list[World]:
     one for each state of the protocol, then further ones of each. A path that goes on is a real one, whatever is left.
     """
     kept: dict[Hashable, list[World]] = {}
+    groups: dict[Hashable, list[World]] = {}  # the same by the identity of states, most of which are shared
     for world in worlds:
-        kept.setdefault(world.standing(), []).append(world)
+        around = (id(world.state), world.stamp, world.no_grad, world.inference, len(world.frames))
+        if around not in groups:
+            groups[around] = kept.setdefault(world.standing(), [])
+        groups[around].append(world)
     for standing, group in kept.items():
         if len(group) > 1:
             kept[standing] = _joined(group)
