@@ -102,10 +102,8 @@ class Watch(Generic[P]):
     """The rules' event detectors, ready to be held against events. Stateless but for its tables."""
 
     def __init__(self, book: Rulebook, half: str) -> None:
-        self._by_kind: dict[str, list[tuple[Rule, Detector]]] = {}
-        for rule, detector in book.detectors(half, "event"):
-            for target in detector.targets:
-                self._by_kind.setdefault(target.partition(".")[0], []).append((rule, detector))
+        self._detectors = list(book.detectors(half, "event"))
+        self._by_words: dict[frozenset[str], list[tuple[Rule, Detector]]] = {}
 
     def take(
         self, state: State, event: Event, place: P, trail: Trail[P] | None, told: set[Hashable] | None = None
@@ -116,15 +114,22 @@ class Watch(Generic[P]):
         after, facts = advance(state, event)
         iteration = (trail.iteration if trail else 0) + (event.kind is Kind.ITERATION_END)
         longer = Trail(event, place, trail, iteration, bool(facts.get("raises")))
-        named = words(event)
         found = []
-        for rule, detector in self._by_kind.get(event.kind.value, ()):
-            if named.isdisjoint(detector.targets) or not detector.holds(facts):
+        for rule, detector in self._of(words(event)):
+            if not detector.holds(facts):
                 continue
             hazard = _hazard(rule, detector, longer, facts, state, told)
             if hazard is not None:
                 found.append(hazard)
         return after, longer, found
+
+    def _of(self, named: frozenset[str]) -> list[tuple[Rule, Detector]]:
+        """The detectors that are held against events of these words."""
+        fitting = self._by_words.get(named)
+        if fitting is None:
+            fitting = [each for each in self._detectors if not named.isdisjoint(each[1].targets)]
+            self._by_words[named] = fitting
+        return fitting
 
 
 def _hazard(

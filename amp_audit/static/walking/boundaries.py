@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Set
 
 from amp_audit.events import Boundary
 from amp_audit.records import record, replace
 from amp_audit.static.source import ir
+from amp_audit.static.source.names import MOST_NAMES
 from amp_audit.static.source.traverse import walk
 from amp_audit.static.walking.algebra import factor
 from amp_audit.static.walking.hot import dotted
 from amp_audit.static.walking.values import Condition, Literal, Symbol, Value, key_of, short
 from amp_audit.static.walking.world import World
 
-ACCUMULATION = re.compile(r"accum|(^|_)acc(_|$)|micro_?(batch|step)|update_freq|subdivision", re.IGNORECASE)
+_ACCUMULATION = re.compile(r"accum|(^|_)acc(_|$)|micro_?(batch|step)|update_freq|subdivision", re.IGNORECASE)
 """What code calls the number of micro-batches in a step."""
 
 
@@ -25,6 +27,12 @@ class _Remainder:
     boundary: Boundary
     offset: int
     key: str
+
+
+@functools.lru_cache(maxsize=MOST_NAMES)
+def accumulates(name: str) -> bool:
+    """Whether something is called after the accumulation of gradients."""
+    return _ACCUMULATION.search(name) is not None
 
 
 class Boundaries:
@@ -92,7 +100,7 @@ class Boundaries:
             return
         names = (dotted(call.args[-1].value), count.text if isinstance(count, Symbol) else "", key_of(count))
         number = factor(count)
-        if number != 1 and any(ACCUMULATION.search(_last_word(name)) for name in names):
+        if number != 1 and any(map(accumulates, map(_last_word, names))):
             boundary = Boundary(number, "", None, True, "/" in key_of(count), loops)
             self._tests[_window_key(loop)] = (boundary, True)
 
@@ -162,10 +170,11 @@ def _remainder(node: ir.Binary, modulus: Value, loops: tuple[int, ...]) -> _Rema
         return None
     key = key_of(modulus)
     names = (dotted(node.right), modulus.text if isinstance(modulus, Symbol) else "", key)
-    named = any(ACCUMULATION.search(_last_word(name)) for name in names)
+    named = any(map(accumulates, map(_last_word, names)))
     return _Remainder(Boundary(number, counted, None, named, "/" in key, loops), offset, key)
 
 
+@functools.lru_cache(maxsize=MOST_NAMES)
 def _last_word(name: str) -> str:
     return next((word for word in reversed(re.split(r"\W+", name)) if word), "")
 

@@ -14,7 +14,7 @@ from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import MOST_NAMES, is_settings
 from amp_audit.static.source.traverse import last_word, parts
-from amp_audit.static.walking.boundaries import ACCUMULATION
+from amp_audit.static.walking.boundaries import accumulates
 from amp_audit.static.walking.ducks import OPTIMIZER_NAME, SCALER_NAME, builds
 from amp_audit.static.walking.exchanges import Exchanges
 from amp_audit.static.walking.hot import dotted
@@ -260,7 +260,7 @@ class Contexts(Exchanges):
         inner = given.dtype if isinstance(given, Tensor) else None
         words = model.cls.cls.words if model.cls is not None else frozenset[str]()
         told = [item.text for item in (*args, *named.values()) if isinstance(item, Symbol)]
-        divided = UNSEEN if any(map(ACCUMULATION.search, (*words, *told))) else frozenset[Hashable]()
+        divided = UNSEEN if _accumulate(words) or any(map(accumulates, told)) else frozenset[Hashable]()
         lowered = dtype_of(world.heap.get((model.id, LOWERED))) if region_dtype(world.state) is None else None
         made = Tensor(own, lowered or computed_in(world) or inner, divided=divided, ran=self._runs(model, world))
         return together([*fed, made], made.dtype)
@@ -354,20 +354,26 @@ def _may_scale(callee: Value) -> bool:
     """Whether code of the project that is not followed speaks of a loss scale that it keeps by hand."""
     if isinstance(callee, Instance):
         own = callee.cls.cls.body if callee.cls is not None and not callee.model else ()
-        return any(isinstance(node, ir.Function) and node.name == "__call__" and _speaks(node) for node in own)
-    return isinstance(callee, Func) and _speaks(callee.function)
+        return any(isinstance(node, ir.Function) and node.name == "__call__" and _speak(node.words) for node in own)
+    return isinstance(callee, Func) and _speak(callee.function.words)
 
 
-def _speaks(function: ir.Function) -> bool:
-    return any(map(_LOSS_SCALE.search, function.words))
+@functools.lru_cache(maxsize=MOST_NAMES)
+def _speak(words: frozenset[str]) -> bool:
+    return any(map(_LOSS_SCALE.search, words))
+
+
+@functools.lru_cache(maxsize=MOST_NAMES)
+def _accumulate(words: frozenset[str]) -> bool:
+    return any(map(accumulates, words))
 
 
 def _perhaps_divided(callee: Value, node: ir.Call) -> frozenset[Hashable]:
     """Whether code that is not followed may divide a loss by the number of micro-batches, or sums over the batch."""
-    if any(ACCUMULATION.search(arg.keyword or last_word(arg.value) or "") for arg in node.args):
+    if any(accumulates(arg.keyword or last_word(arg.value)) for arg in node.args):
         return UNSEEN
     if isinstance(callee, Func):
-        return UNSEEN if any(map(ACCUMULATION.search, callee.function.words)) else frozenset()
+        return UNSEEN if _accumulate(callee.function.words) else frozenset()
     return frozenset({"sum"} if "'sum'" in key_of(callee) else ())
 
 

@@ -14,7 +14,6 @@ from amp_audit.state import blur, forget
 from amp_audit.static.binding import project
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import SKIP, UNFIT, UNUSABLE
-from amp_audit.static.source.traverse import names_in
 from amp_audit.static.walking.algebra import combine, comparison, descaled, display, merged, subscript, unary, with_item
 from amp_audit.static.walking.boundaries import Boundaries
 from amp_audit.static.walking.choices import chosen, is_choice
@@ -127,7 +126,7 @@ class Evaluator(abc.ABC):
 
     def asked(self, pattern: re.Pattern[str]) -> bool:
         """Whether a test around has a name that fits."""
-        return any(pattern.search(word) for test in self._tests for word in names_in(test))
+        return any(self.heat.asks(test, pattern) for test in self._tests)
 
     # Names
 

@@ -8,6 +8,7 @@ from copy import copy
 
 from amp_audit.records import record
 from amp_audit.static.source import ir
+from amp_audit.static.source.conditions import Facts, facts_at
 from amp_audit.static.source.literals import is_literally
 from amp_audit.static.source.traverse import (
     bodies,
@@ -83,6 +84,8 @@ class Heat:
         self._counted: dict[int, tuple[ir.Expr, Vocabulary]] = {}
         self._methods: dict[str, Mapping[str, frozenset[str]]] = {}
         self._dotted: dict[int, str] = {}
+        self._asks: dict[tuple[int, str], bool] = {}
+        self._facts: dict[tuple[int, int], Facts] = {}
         self.unfreezes = any(map(_unfreezes, modules))
         self._givers = frozenset(function.name for function in functions if gives_dtype(function))
         self._runs: dict[int, frozenset[tuple[str, str]]] = {}
@@ -169,6 +172,21 @@ class Heat:
         found = self._dotted.get(id(node))
         if found is None:
             found = self._dotted[id(node)] = dotted(node)
+        return found
+
+    def asks(self, test: ir.Expr, pattern: re.Pattern[str]) -> bool:
+        """Whether a test of the project has a name that fits."""
+        key = (id(test), pattern.pattern)
+        found = self._asks.get(key)
+        if found is None:
+            found = self._asks[key] = any(map(pattern.search, names_in(test)))
+        return found
+
+    def facts_at(self, body: tuple[ir.Stmt, ...], at: int) -> Facts:
+        """``facts_at`` of a body of the project."""
+        found = self._facts.get((id(body), at))
+        if found is None:
+            found = self._facts[(id(body), at)] = facts_at(body, at)
         return found
 
     @staticmethod

@@ -13,7 +13,6 @@ from amp_audit.records import replace
 from amp_audit.state import LOW_PRECISION
 from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
-from amp_audit.static.source.conditions import facts_at
 from amp_audit.static.source.names import loads_model
 from amp_audit.static.source.traverse import names_in, statements, walk
 from amp_audit.static.walking.byhand import MEASURE
@@ -205,7 +204,7 @@ class Library(Methods):
             if short_name in REPLICATES and isinstance(given, (Instance, Symbol)):
                 key = given.id if isinstance(given, Instance) else given.key
                 world.put(key, REPLICATED, Literal.of(True))
-                world.put(key, REPLICATED_UNDER, Literal.of(facts_at(own_body(world), node.at)))
+                world.put(key, REPLICATED_UNDER, Literal.of(self.walker.heat.facts_at(own_body(world), node.at)))
             if isinstance(given, (Instance, Symbol, Func, Method)):
                 return [(given, world)]
         if name in ("copy.deepcopy", "copy.copy") and args and isinstance(args[0], Instance):

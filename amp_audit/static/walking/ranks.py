@@ -6,7 +6,7 @@ import re
 
 from amp_audit.events import Event, Kind
 from amp_audit.static.source import ir
-from amp_audit.static.source.conditions import exclude, facts_at, facts_of, last_bindings
+from amp_audit.static.source.conditions import exclude, facts_of, last_bindings
 from amp_audit.static.source.names import is_called_model
 from amp_audit.static.source.traverse import names_in, parts, statements
 from amp_audit.static.walking.byhand import FINITE, ByHand
@@ -107,7 +107,7 @@ class Ranks(ByHand):
         if not replicated or any(map(_AGREED.search, words)) or not _waits_for_backward(world):
             return
         body = own_body(world)
-        here = facts_at(body, test.at) | facts_of(test, True, lambda _: None, last_bindings(body))
+        here = self.walker.heat.facts_at(body, test.at) | facts_of(test, True, lambda _: None, last_bindings(body))
         wrapped = [v.value for (_, key), v in world.heap.items() if key == REPLICATED_UNDER and isinstance(v, Literal)]
         if not all(isinstance(facts, frozenset) and exclude(here, facts) for facts in wrapped or [None]):
             self.walker.emit(world, Event(Kind.LEAVE_OUT), at)

@@ -19,9 +19,9 @@ def asks_for_gradient(node: ir.Expr) -> bool:
 def stage_test(op: str, left: Value, right: Value, world: World) -> Value | None:
     """A comparison of the scaler's own record of an optimizer with one of torch's stages, by what the path knows."""
     stage = right.dotted.rpartition(".OptState.")[2] if isinstance(right, project.External) else ""
-    phases = {phase for _, phase in world.state.phases} or {"ready"}
     if stage not in ("READY", "UNSCALED", "STEPPED") or "_per_optimizer_states" not in key_of(left):
         return None
+    phases = {phase for _, phase in world.state.phases} or {"ready"}
     if len(phases) != 1 or "unknown" in phases:
         return None
     return Literal.of((phases == {stage.lower()}) is (op in ("is", "==")))
