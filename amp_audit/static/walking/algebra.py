@@ -82,8 +82,10 @@ def combine(op: str, left: Value, right: Value) -> Value:
         return left
     if op == "*" and isinstance(right, Scale) and isinstance(left, (Literal, Symbol)):
         return right
-    if isinstance(left, Tensor) or isinstance(right, Tensor):
-        return _tensor_arithmetic(op, left, right)
+    if isinstance(left, Tensor):
+        return _of_tensors(op, left, right) if isinstance(right, Tensor) else _with_tensor(op, left, right)
+    if isinstance(right, Tensor):
+        return _with_tensor(op, right, left)
     if isinstance(left, Items) and isinstance(right, Items) and op == "+":
         return Items((*left.items, *right.items))
     if isinstance(left, Parameters) or isinstance(right, Parameters):
@@ -112,23 +114,29 @@ def _fold(op: str, left: object, right: object) -> Value:
     return Symbol(short(f"({left!r} {op} {right!r})"))
 
 
-def _tensor_arithmetic(op: str, left: Value, right: Value) -> Tensor:
-    both = [v for v in (left, right) if isinstance(v, Tensor)]
-    owners: frozenset[object] = frozenset().union(*(t.owners for t in both))
-    scaled = {t.scaled for t in both}
-    dtypes = {t.dtype for t in both if t.dtype}
-    other = next((v for v in (left, right) if not isinstance(v, Tensor)), None)
-    by_hand = op == "*" and _may_be_scale(other)
+def _with_tensor(op: str, tensor: Tensor, other: Value) -> Tensor:
+    """What an operator makes of a tensor and something else."""
+    scale = _may_be_scale(other)
+    doubt = tensor.doubt or (op == "*" and scale)
+    carried, cut = None if doubt else tensor.scaled, tensor.cut and not scale
+    divided, taken = _divisors(op, [tensor], other), _taken(op, [tensor], other)
+    return Tensor(tensor.owners, tensor.dtype, carried, doubt, False, divided, tensor.ran, tensor.plain, cut, taken)
+
+
+def _of_tensors(op: str, left: Tensor, right: Tensor) -> Tensor:
+    """What an operator makes of two tensors."""
+    both = [left, right]
+    scaled = {left.scaled, right.scaled}
+    dtypes = {tensor.dtype for tensor in both if tensor.dtype}
     added = op in ("+", "-") and len(scaled) == 2 and all(t.scaled is not None or t.owners for t in both)
     if added:
         scaled.discard(None)
-    doubt = any(t.doubt for t in both) or len(scaled) > 1 or by_hand
+    doubt = left.doubt or right.doubt or len(scaled) > 1
     dtype = dtypes.pop() if len(dtypes) == 1 else None
-    ran: frozenset[str] = frozenset().union(*(t.ran for t in both))
-    cut = all(t.cut for t in both) and not _may_be_scale(other)
-    plain = (added and not doubt) or any(t.plain for t in both)
-    carried, divided = None if doubt else scaled.pop(), _divisors(op, both, other)
-    return Tensor(owners, dtype, carried, doubt, False, divided, ran, plain, cut, _taken(op, both, other))
+    plain = (added and not doubt) or left.plain or right.plain
+    carried, divided = None if doubt else scaled.pop(), _divisors(op, both, None)
+    owners, ran, cut = left.owners | right.owners, left.ran | right.ran, left.cut and right.cut
+    return Tensor(owners, dtype, carried, doubt, False, divided, ran, plain, cut, _taken(op, both, None))
 
 
 def _taken(op: str, tensors: list[Tensor], other: Value | None) -> str:

@@ -198,8 +198,9 @@ class Contexts(Exchanges):
     def _hand_out(self, callee: Value, given: list[Value], world: World) -> None:
         """What code that is not followed may do with what it is given."""
         if not isinstance(callee, (Func, ClassRef)):
-            later = (name for item in given for name in self._left_to_others(item, world))
-            self.walker.happened.allow(_LATER[name] for name in later if name in _LATER)
+            for item in given:
+                later = self._left_to_others(item, world)
+                self.walker.happened.allow(_LATER[name] for name in later if name in _LATER)
         if not _harmless(callee) and any(self._hands_on(item, world) for item in given):
             world.state = forget(world.state)
         if not (isinstance(callee, External) and callee.dotted.startswith("torch.")):

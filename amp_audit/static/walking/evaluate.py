@@ -43,6 +43,7 @@ from amp_audit.static.walking.values import (
     Value,
     extended,
     is_gradient,
+    is_none,
     is_volatile,
     key_of,
     label,
@@ -244,8 +245,8 @@ class Evaluator(abc.ABC):
     def _attr(self, node: ir.Attr, world: World) -> Results:
         """An attribute that is not called; one of a tensor or a model's output is a tensor as well."""
         results = self.callee(node, world)
-        if any(value == NONE for value, _ in results) and self._is_granted(node, world):
-            return [(self._filled(node, after) if value == NONE else value, after) for value, after in results]
+        if any(is_none(value) for value, _ in results) and self._is_granted(node, world):
+            return [(self._filled(node, after) if is_none(value) else value, after) for value, after in results]
         return [(_as_tensor(value), after) for value, after in results]
 
     def _is_granted(self, place: ir.Attr, world: World) -> bool:
@@ -256,7 +257,7 @@ class Evaluator(abc.ABC):
     def callee(self, node: ir.Attr, world: World) -> Results:
         results: Results = []
         for base, after in self.eval(node.base, world):
-            if isinstance(node.base, ir.Attr) and base == NONE:
+            if isinstance(node.base, ir.Attr) and is_none(base):
                 base = self._filled(node.base, after)
             if isinstance(base, Symbol) and after.known(Condition(f"{base.key} is None", volatile=base.volatile)):
                 continue  # None has no such attribute: nobody takes this path
@@ -566,7 +567,9 @@ def _prefer(binding: project.Alternatives) -> project.Binding:
 
 def named(value: Value, name: str) -> Value:
     """A symbol takes the name it is bound to, by which the code that follows calls it."""
-    return replace(value, text=name) if isinstance(value, Symbol) and value.text != name else value
+    if not isinstance(value, Symbol) or value.text == name:
+        return value
+    return Symbol(value.key, name, value.volatile, value.param, value.giver)
 
 
 def _as_tensor(value: Value) -> Value:

@@ -30,7 +30,7 @@ from amp_audit.static.walking.world import World
 if TYPE_CHECKING:
     from amp_audit.static.walking.evaluate import Results
 
-_KINDS: dict[type, str] = {Optimizer: "optimizer", Scheduler: "schedule", Scaler: "scaler"}
+_KINDS: dict[type, str] = {Optimizer: "optimizer", Scheduler: "schedule"}
 _SEEN = ("torch.", "builtins.")
 
 
@@ -49,23 +49,32 @@ class Exchanges(Ducks):
         if builds(callee, node):
             return results
         values = inside(*args, *named.values())
-        handed = frozenset(kind for item in values if (kind := self._kind(item, results[0][1])))
+        before = results[0][1]
+        handed = frozenset(kind for item in values if (kind := self._kind(item, before)))
         if any(is_scheduler(last_word(arg.value)) for arg in node.args):
             handed |= {"schedule"}
-        if not handed & {"optimizer", "schedule"}:
+        if not handed:
             return results
+        if any(self._may_scale(item, before) for item in values):
+            handed |= {"scaler"}
         known = {item.key for item in values if isinstance(item, Symbol)}
         return [(_from(value, Giver(_source(callee), handed), known), world) for value, world in results]
 
     def _kind(self, value: Value, world: World) -> str:
-        """Which kind of thing it is whose ``step`` a wrapper may take over, or by which it may do so; else empty."""
+        """Which kind of thing it is whose ``step`` a wrapper may take over; else empty."""
         if isinstance(value, Instance):
             return "optimizer" if value.cls is not None and OPTIMIZER_NAME.search(value.cls.cls.name) else ""
         if not isinstance(value, Symbol):
             return _KINDS.get(type(value), "")
         if _is_of_settings(value.text):
             return ""
-        return "optimizer" if self.is_optimizer(value, world) else "scaler" if self.is_scaler(value, world) else ""
+        return "optimizer" if self.is_optimizer(value, world) else ""
+
+    def _may_scale(self, value: Value, world: World) -> bool:
+        """Whether it is a scaler by which a wrapper may step."""
+        if not isinstance(value, Symbol):
+            return isinstance(value, Scaler)
+        return self.is_scaler(value, world) and not _is_of_settings(value.text) and not self.is_optimizer(value, world)
 
     def knows_scaler(self, prepared: Symbol, kind: str, world: World) -> bool:
         """Whether what gave an optimizer or a schedule had been handed one, and has a scaler or had been handed that,

@@ -96,6 +96,11 @@ def known(owners: Iterable[Hashable]) -> tuple[Hashable, ...] | None:
 
 
 def together(tensors: list[Tensor], dtype: str | None) -> Tensor:
+    """What is computed from some tensors, in this dtype or in theirs."""
+    if len(tensors) == 1:  # most often
+        (only,) = tensors
+        carried, leaf, cut = None if only.doubt else only.scaled, only.leaf and not only.cut, only.doubt and only.cut
+        return replace(only, dtype=dtype or only.dtype, scaled=carried, leaf=leaf, cut=cut)
     owners: frozenset[Hashable] = frozenset().union(*(t.owners for t in tensors))
     scaled = {t.scaled for t in tensors}
     dtypes = {t.dtype for t in tensors if t.dtype}

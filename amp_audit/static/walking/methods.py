@@ -418,7 +418,7 @@ class Methods(Ranks):
         text = callee.text.rpartition(".")[0] if callee.text else ""
         suffix = f".{func.name}"
         key = callee.key.removesuffix(suffix) if callee.key.endswith(suffix) else callee.key
-        return replace(callee, key=key, text=text)
+        return Symbol(key, text, callee.volatile, callee.param, callee.giver)
 
     def _is_loss(self, base: Symbol, world: World) -> bool:
         """``engine.backward(loss)`` takes a loss and is a framework's; ``loss.backward()`` is the tensor's own."""

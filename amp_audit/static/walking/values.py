@@ -267,6 +267,10 @@ Value: TypeAlias = (
 )
 
 
+def is_none(value: Value) -> bool:
+    return isinstance(value, Literal) and value.value is None
+
+
 def is_gradient(value: Value) -> bool:
     """Whether it is ``p.grad``, or a gradient whose owner is not known."""
     return value is GRADIENT or (isinstance(value, Method) and value.name == "grad")
