@@ -101,7 +101,9 @@ class Caller(Evaluator):
             positional: list[Value] = []
             named: dict[str, Value] = {}
             for arg, value in zip(args, values):
-                if arg.star == "*":
+                if arg.keyword is None and not arg.star:
+                    positional.append(value)
+                elif arg.star == "*":
                     positional += value.items if isinstance(value, Items) else [Method(value, "*")]
                 elif arg.star == "**":
                     pairs = value.items if isinstance(value, Table) else ()
@@ -110,8 +112,6 @@ class Caller(Evaluator):
                         named.setdefault("**", value)
                 elif arg.keyword is not None:
                     named[arg.keyword] = value
-                else:
-                    positional.append(value)
             found.append((positional, named, after))
         return found
 

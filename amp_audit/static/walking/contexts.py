@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind
@@ -13,7 +13,7 @@ from amp_audit.state import blur, forget, get, live_region, region_dtype
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import MOST_NAMES, is_settings
-from amp_audit.static.source.traverse import last_word, parts
+from amp_audit.static.source.traverse import last_word
 from amp_audit.static.walking.boundaries import accumulates
 from amp_audit.static.walking.ducks import OPTIMIZER_NAME, SCALER_NAME, builds
 from amp_audit.static.walking.exchanges import Exchanges
@@ -199,8 +199,8 @@ class Contexts(Exchanges):
         """What code that is not followed may do with what it is given."""
         if not isinstance(callee, (Func, ClassRef)):
             for item in given:
-                later = self._left_to_others(item, world)
-                self.walker.happened.allow(_LATER[name] for name in later if name in _LATER)
+                if later := self._left_to_others(item, world):
+                    self.walker.happened.allow(_LATER[name] for name in later if name in _LATER)
         if not _harmless(callee) and any(self._hands_on(item, world) for item in given):
             world.state = forget(world.state)
         if not (isinstance(callee, External) and callee.dotted.startswith("torch.")):
@@ -215,7 +215,8 @@ class Contexts(Exchanges):
             owner = replace(value, key=value.key.removesuffix(f".{name}"), text=text)
             return (name,) if self.is_scaler(owner, world) or self.is_optimizer(owner, world) else ()
         if isinstance(value, Func):
-            return _called_in(value.function)
+            called = self.walker.heat.methods_in(value.function)
+            return [name for owner, name in called if SCALER_NAME.search(owner) or OPTIMIZER_NAME.search(owner)]
         return (value.name,) if isinstance(value, Method) and isinstance(value.base, (Scaler, Optimizer)) else ()
 
     def _blur_trained(self, name: str, given: list[Value], world: World) -> None:
@@ -305,15 +306,6 @@ class Contexts(Exchanges):
 
 
 _LATER = {"update": "update", "unscale_": "unscale", "step": "step.scaler", "zero_grad": "zero_grad"}
-
-
-def _called_in(function: ir.Function) -> Iterator[str]:
-    """The methods that a function calls on what it calls a scaler or an optimizer."""
-    for part in parts(function.body):
-        func = part.func if isinstance(part, ir.Call) else None
-        owner = last_word(func.base) if isinstance(func, ir.Attr) else ""
-        if isinstance(func, ir.Attr) and (SCALER_NAME.search(owner) or OPTIMIZER_NAME.search(owner)):
-            yield func.name
 
 
 @functools.lru_cache(maxsize=MOST_NAMES)

@@ -222,18 +222,19 @@ class Evaluator(abc.ABC):
 
     def each(self, nodes: Iterable[ir.Expr], world: World) -> list[tuple[list[Value], World]]:
         """Evaluate several expressions one after the other."""
-        paths: list[tuple[list[Value], World]] = [([], world)]
-        for node in nodes:
-            if len(paths) == 1:
-                values, before = paths[0]
-                results = self.eval(node, before)
-                if len(results) == 1:  # most often
-                    values.append(results[0][0])
-                    paths = [(values, results[0][1])]
-                else:
-                    paths = [([*values, value], after) for value, after in results]
-            else:
-                paths = [([*values, value], after) for values, w in paths for value, after in self.eval(node, w)]
+        first: list[Value] = []
+        rest = iter(nodes)
+        for node in rest:
+            results = self.eval(node, world)
+            if len(results) != 1:
+                break
+            value, world = results[0]
+            first.append(value)
+        else:  # most often
+            return [(first, world)]
+        paths = [([*first, value], after) for value, after in results]
+        for node in rest:
+            paths = [([*values, value], after) for values, each in paths for value, after in self.eval(node, each)]
         return paths
 
     def _const(self, node: ir.Const, world: World) -> Results:
@@ -261,7 +262,8 @@ class Evaluator(abc.ABC):
                 base = self._filled(node.base, after)
             if isinstance(base, Symbol) and after.known(Condition(f"{base.key} is None", volatile=base.volatile)):
                 continue  # None has no such attribute: nobody takes this path
-            results += self.attribute(base, node.name, self.heat.dotted(node), node.at, after)
+            text = "" if isinstance(base, Symbol) and base.text else self.heat.dotted(node)
+            results += self.attribute(base, node.name, text, node.at, after)
         return results
 
     def _filled(self, place: ir.Attr, world: World) -> Value:

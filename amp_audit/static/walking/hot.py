@@ -83,6 +83,8 @@ class Heat:
         self._said: dict[int, _Said] = {}
         self._counted: dict[int, tuple[ir.Expr, Vocabulary]] = {}
         self._methods: dict[str, Mapping[str, frozenset[str]]] = {}
+        self._methods_in: dict[int, frozenset[tuple[str, str]]] = {}
+        self._calls: dict[int, frozenset[str]] = {}
         self._dotted: dict[int, str] = {}
         self._asks: dict[tuple[int, str], bool] = {}
         self._facts: dict[tuple[int, int], Facts] = {}
@@ -165,6 +167,23 @@ class Heat:
         found = self._methods.get(module.path)
         if found is None:
             found = self._methods[module.path] = methods_by_name(module)
+        return found
+
+    def methods_in(self, function: ir.Function) -> frozenset[tuple[str, str]]:
+        """What a function calls methods on, by its last word, and these methods."""
+        found = self._methods_in.get(id(function))
+        if found is None:
+            called = (part.func for part in parts(function.body) if isinstance(part, ir.Call))
+            methods = frozenset((last_word(func.base), func.name) for func in called if isinstance(func, ir.Attr))
+            found = self._methods_in[id(function)] = methods
+        return found
+
+    def calls(self, function: ir.Function) -> frozenset[str]:
+        """The names of the functions that a function calls, or one in it."""
+        found = self._calls.get(id(function))
+        if found is None:
+            called = (part.func for part in parts(function.body, into=True) if isinstance(part, ir.Call))
+            found = self._calls[id(function)] = frozenset(func.id for func in called if isinstance(func, ir.Name))
         return found
 
     def dotted(self, node: ir.Attr) -> str:

@@ -8,7 +8,7 @@ from amp_audit.events import Event, Kind
 from amp_audit.static.source import ir
 from amp_audit.static.source.conditions import exclude, facts_of, last_bindings
 from amp_audit.static.source.names import is_called_model
-from amp_audit.static.source.traverse import names_in, parts, statements
+from amp_audit.static.source.traverse import names_in, statements
 from amp_audit.static.walking.byhand import FINITE, ByHand
 from amp_audit.static.walking.lineage import REPLICATED, REPLICATED_UNDER, own_body
 from amp_audit.static.walking.values import (
@@ -52,8 +52,7 @@ class Ranks(ByHand):
         words = work.function.words
         if "autocast" in words:
             return False
-        calls = (part.func for part in parts(work.function.body, into=True) if isinstance(part, ir.Call))
-        called = {func.id for func in calls if isinstance(func, ir.Name)}
+        called = self.walker.heat.calls(work.function)
         around = {**world.env, **work.env}
         if any(is_called_model(name) and isinstance(around.get(name), Symbol) for name in called):
             return True

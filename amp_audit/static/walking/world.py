@@ -247,10 +247,10 @@ class World:
         if self.cases:
             self.cases = simplified({frozenset(item for item in case if item[0] in known) for case in self.cases})
 
-    def _beyond(self, common: dict[str, bool]) -> Iterator[Case]:
+    def _beyond(self, common: dict[str, bool]) -> list[Case]:
         """What this path knows besides what is common."""
-        own = frozenset(item for item in self.flags.items() if item[0] not in common)
-        return (case | own for case in self.cases or (frozenset(),))
+        own = frozenset(self.flags.items() - common.items())
+        return [case | own for case in self.cases] or [own]
 
     def condition_key(self, condition: Condition) -> str:
         return f"{condition.key}@{self.stamp}" if condition.volatile else condition.key
