@@ -62,7 +62,7 @@ class Ducks:
         return frozenset()
 
     def is_scaler(self, symbol: Symbol, world: World) -> bool:
-        return _acts_as_scaler(self.methods_used(symbol, world), tail(symbol))
+        return _acts_as_scaler(self.methods_used(symbol, world), symbol.text)
 
     def holds_scaler(self, symbol: Symbol, world: World) -> bool:
         """Whether something has a scaler by which the code itself unscales: its own ``step`` goes through it."""
@@ -74,10 +74,10 @@ class Ducks:
         return bool(text) and any(not by.isdisjoint(methods.get(name, ())) for name in names)
 
     def is_optimizer(self, symbol: Symbol, world: World) -> bool:
-        if self.is_model(symbol, world):
-            return False
-        acts = _acts_as_optimizer(self.methods_used(symbol, world), tail(symbol))
-        return symbol.key in self.stepped if acts is None else acts
+        acts = _acts_as_optimizer(self.methods_used(symbol, world), symbol.text)
+        if acts is None:
+            acts = symbol.key in self.stepped
+        return acts and not self.is_model(symbol, world)
 
     def is_model(self, symbol: Symbol, world: World) -> bool:
         handed = symbol.param and symbol.key.endswith(")")  # itself, not something in it
@@ -97,17 +97,18 @@ class Ducks:
 
 
 @functools.lru_cache(maxsize=MOST_NAMES)
-def _acts_as_scaler(used: frozenset[str], name: str) -> bool:
+def _acts_as_scaler(used: frozenset[str], text: str) -> bool:
     if any(name not in _API and not name.startswith("_") for name in used):
         return False
     if "unscale_" in used or {"scale", "step"} <= used or {"scale", "update"} <= used:
         return True
-    return bool(SCALER_NAME.search(name)) and bool(used & {"scale", "step", "update"})
+    return bool(SCALER_NAME.search(text.rpartition(".")[2])) and bool(used & {"scale", "step", "update"})
 
 
 @functools.lru_cache(maxsize=MOST_NAMES)
-def _acts_as_optimizer(used: frozenset[str], name: str) -> bool | None:
+def _acts_as_optimizer(used: frozenset[str], text: str) -> bool | None:
     """None: if a scaler steps it."""
+    name = text.rpartition(".")[2]
     if is_scheduler(name) and "zero_grad" not in used:  # whatever made it may have made an optimizer too
         return False
     return ("zero_grad" in used and not used.isdisjoint(("step", STEPPED))) or bool(OPTIMIZER_NAME.search(name)) or None
@@ -136,7 +137,7 @@ def is_averaged_model(symbol: Symbol) -> bool:
 
 
 def tail(symbol: Symbol) -> str:
-    return symbol.text.rpartition(".")[2] if symbol.text else ""
+    return symbol.text.rpartition(".")[2]
 
 
 def tail_of(value: Value) -> str:

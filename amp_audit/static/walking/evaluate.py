@@ -41,6 +41,7 @@ from amp_audit.static.walking.values import (
     Table,
     Tensor,
     Value,
+    constant,
     extended,
     is_gradient,
     is_none,
@@ -238,7 +239,7 @@ class Evaluator(abc.ABC):
         return paths
 
     def _const(self, node: ir.Const, world: World) -> Results:
-        return [(Literal.of(node.value), world)]
+        return [(constant(node.value), world)]
 
     def _name(self, node: ir.Name, world: World) -> Results:
         return [(self.lookup(node.id, world), world)]

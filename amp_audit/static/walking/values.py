@@ -60,6 +60,12 @@ class Literal:
         return cls(value, type(value).__name__)
 
 
+@functools.lru_cache(maxsize=MOST_KEPT, typed=True)
+def constant(value: Hashable) -> Literal:
+    """A literal as the code has it: the same object each time, so that paths which hold it need not be compared."""
+    return Literal.of(value)
+
+
 NONE = Literal.of(None)
 
 
