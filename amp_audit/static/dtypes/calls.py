@@ -107,7 +107,7 @@ class Calls(Evaluation):
         for option in options(base):
             value = self.attribute(option, node.name)
             plain = isinstance(value, Opaque) and isinstance(option, (Opaque, Object))
-            if plain and isinstance(option, (Opaque, Object)) and node.name in self.heap.get(option.id, {}):
+            if plain and isinstance(option, (Opaque, Object)) and node.name in self.heap.of(option.id):
                 plain = False
             found.append(Method(option, node.name) if plain or isinstance(option, Tensor) else value)
         return reduce(join, found)
@@ -174,7 +174,7 @@ class Calls(Evaluation):
     def _call_method(self, func: Method, args: Sequence[Value], named: Named, at: int) -> Value:
         if isinstance(func.base, Super):
             if func.name == "__init__" and isinstance(func.base.bound, Object) and args:
-                self.heap.setdefault(func.base.bound.id, {})["<parts>"] = Items(tuple(args))
+                self.heap.keep(func.base.bound.id, "<parts>", Items(tuple(args)))
             return NOTHING
         if isinstance(func.base, Object):
             if func.name == "register_buffer":
@@ -191,7 +191,7 @@ class Calls(Evaluation):
         given = {**dict(zip(("name", "tensor"), args)), **named}
         name, tensor = given.get("name"), given.get("tensor")
         if isinstance(name, Const) and tensor is not None:
-            self.heap.setdefault(model.id, {})[str(name.value)] = tensor
+            self.heap.keep(model.id, str(name.value), tensor)
             if isinstance(tensor, Tensor):
                 self.buffers.setdefault(model.id, {})[str(name.value)] = tensor
 
@@ -267,10 +267,11 @@ class Calls(Evaluation):
             return Table(tuple({**self._defaults(cls, args), **named}.items()))
         identity: tuple[Hashable, ...] = (self.path, at, cls.cls.at)
         given = Items((*args, *named.values()))
-        if self.heap.get(identity, {}).get("<args>", given) != given:
+        if self.heap.of(identity).get("<args>", given) != given:
             identity = (*identity, hash(given))
-        self.heap.setdefault(identity, {})["<args>"] = given
-        self.heap[identity].update({**self._defaults(cls, args), **named} if self.fields.defaults(cls) else {})
+        self.heap.keep(identity, "<args>", given)
+        for name, value in ({**self._defaults(cls, args), **named} if self.fields.defaults(cls) else {}).items():
+            self.heap.keep(identity, name, value)
         found = self.instance(cls, identity, args, named)
         self.made_here.add(identity)
         told = dtype_of(named["dtype"]) if isinstance(named.get("dtype"), DType) else None
@@ -341,7 +342,7 @@ class Calls(Evaluation):
             if isinstance(parent, project.External):
                 name = parent.dotted.rpartition(".")[2]
                 if parent.dotted == "torch.nn.Sequential":
-                    parts = self.heap.get(func.id, {}).get("<parts>")
+                    parts = self.heap.of(func.id).get("<parts>")
                     known = parts.items if isinstance(parts, Items) else ()
                     return self.layer(Layer(func.id, "sequential", tuple(known)), args, at) if known else NOTHING
                 if parent.dotted.startswith("torch.nn.") and name in surface.LAYERS:

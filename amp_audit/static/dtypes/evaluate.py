@@ -148,11 +148,12 @@ class Evaluation(Truths):
                     self.record.frozen.update(base.of)
             elif isinstance(base, (Object, Opaque)) and base.id:
                 self.own_parameter(base, target.name, value, target.at)
-                held = self.heap.setdefault(base.id, {})
+                held = self.heap.of(base.id)
                 if isinstance(value, Tensor) and value.last in BLANK and not self.frame.setup:
                     value = replace(value, table=False)  # a state, of which this is the beginning
                 strong = base == self.frame.bound and self.frame.setup and self.guards == self.frame.guards
-                held[target.name] = value if strong or target.name not in held else join(held[target.name], value)
+                alone = strong or target.name not in held
+                self.heap.keep(base.id, target.name, value if alone else join(held[target.name], value))
 
     def _set_item(self, target: ir.Subscript, value: Value, at: int) -> None:
         base, index = self.eval(target.base), self.eval(target.index)
@@ -276,7 +277,7 @@ class Evaluation(Truths):
     def _opaque_attribute(self, base: Opaque, name: str) -> Value:
         if not base.id:
             return NUMBER if name in _TENSOR_WORDS else Opaque("", name)
-        held = self.heap.get(base.id, {}).get(name)
+        held = self.heap.of(base.id).get(name)
         if held is not None:
             return held
         if name == "module":
@@ -292,8 +293,8 @@ class Evaluation(Truths):
         return self.of_binding(self.project.member(base, name), name)
 
     def _member(self, base: Value, cls: project.ClassRef, name: str, bound: Object | None) -> Value:
-        if bound is not None and name in self.heap.get(bound.id, {}):
-            held = self.heap[bound.id][name]
+        held = self.heap.of(bound.id).get(name) if bound is not None else None
+        if bound is not None and held is not None:
             own = name in self.buffers.get(bound.id, {}) or (isinstance(held, Tensor) and held.origin == "weights")
             return self._stored(held) if own else held
         method = self._method_of(cls, name)

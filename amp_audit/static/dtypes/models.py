@@ -278,7 +278,8 @@ class Models(Operations):
     def is_as_built(self, model: Hashable) -> bool:
         if model not in self.made_here or DEFAULT in self.casts or self.in_module():
             return False
-        return not any(self.inside(model, one) for one in (*self.untold, *self.casts))
+        around = self.heap.around(model)
+        return around.isdisjoint(self.untold) and around.isdisjoint(self.casts)
 
     @abc.abstractmethod
     def in_setup(self) -> bool:
@@ -334,7 +335,7 @@ class Models(Operations):
         """The layers of a model, as far as its code shows them."""
         todo, seen = [whole], {whole}
         while todo:
-            for value in self.heap.get(todo.pop(), {}).values():
+            for value in self.heap.of(todo.pop()).values():
                 yield from layers_held(value)
                 for child in models_held(value):
                     if child not in seen:
@@ -353,21 +354,7 @@ class Models(Operations):
 
     def inside(self, part: Hashable, whole: Hashable) -> bool:
         """Whether one model is another, or a part of it."""
-        todo, seen = [whole], {whole}
-        while todo:
-            key = todo.pop()
-            if key == part:
-                return True
-            for value in self.heap.get(key, {}).values():
-                for child in models_held(value):
-                    if child not in seen:
-                        seen.add(child)
-                        todo.append(child)
-        while isinstance(part, tuple) and len(part) == 2 and not isinstance(part[1], int):
-            part = part[0]
-            if part == whole:
-                return True
-        return False
+        return whole in self.heap.around(part)
 
     def _trained(self, optimizer: Optimizer | None) -> None:
         for training in [*self.pending]:
@@ -525,7 +512,7 @@ class Models(Operations):
     def _container(self, dotted: str, args: Sequence[Value], named: Named, at: int) -> Value | None:
         if dotted == "torch.nn.Sequential":
             parts = tuple(layers_in(args))
-            self.heap.setdefault((self.path, at), {})["<parts>"] = Items(parts)
+            self.heap.keep((self.path, at), "<parts>", Items(parts))
             self.made_here.add((self.path, at))
             return Layer((self.path, at), "sequential", parts)
         if dotted == "torch.nn.ModuleList":

@@ -21,6 +21,7 @@ from amp_audit.static.dtypes.arguments import (
     told_dtype,
 )
 from amp_audit.static.dtypes.filling import filled, filling
+from amp_audit.static.dtypes.holding import Heap
 from amp_audit.static.dtypes.lasts import last_of
 from amp_audit.static.dtypes.record import Cast, Place, Record, Training, Use
 from amp_audit.static.dtypes.values import (
@@ -98,7 +99,7 @@ class Operations(abc.ABC):
         self.fitting = 0  # those of them by which something has a certain dtype
         self.weights: list[Dtypes] = []
         self.casts: dict[Hashable, frozenset[Cast]] = {}
-        self.heap: dict[Hashable, dict[str, Value]] = {}
+        self.heap = Heap()
         self.optimizers: dict[Hashable, Params] = {}
         self.libraries: dict[Hashable, str] = {}  # what an object of unknown kind was made by
         self.pending: dict[Training, None] = {}
