@@ -6,6 +6,7 @@ import abc
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import reduce
 
 from amp_audit.records import replace
@@ -57,6 +58,17 @@ _KEEPS_FACTS = re.compile(r"autocast|scaler|optim|^(scale|unscale_|amp|half|bflo
 _NO_REGION = Region("cuda", frozenset({"float16"}), enabled=False)
 
 
+@dataclass(slots=True)
+class _Outcome:
+    """What a call came to: its result, the models that it cast, and how many statements were walked for it, those of
+    the remembered calls in it left out.
+    """
+
+    result: Value
+    casts: dict[Hashable, frozenset[Cast]]
+    own: int
+
+
 class Calls(Evaluation):
     """Follows calls. ``visited`` are the functions that were run in a live region, ``cast_by_hand`` those of models
     that were cast to low precision.
@@ -64,12 +76,19 @@ class Calls(Evaluation):
 
     def __init__(self, code: project.Project) -> None:
         super().__init__(code)
-        self.memo: dict[Hashable, tuple[Value, dict[Hashable, frozenset[Cast]]]] = {}
+        self.memo: dict[Hashable, _Outcome] = {}
+        self.fuel = 0
+        self.remembered = 0  # statements of functions that will not be walked again for what is handed to them
         self.visited: set[tuple[str, int]] = set()
+        self._keeping: dict[frozenset[str], bool] = {}
 
     @abc.abstractmethod
     def in_frame(self, frame: Frame, body: Sequence[ir.Stmt]) -> None:
         """Run a body in a frame of its own."""
+
+    @abc.abstractmethod
+    def spend(self, statements: int) -> None:
+        """Count statements as walked that are spared: how far an entry is walked does not rest on that."""
 
     def _eval_call(self, node: ir.Call) -> Value:
         if isinstance(node.func, ir.Name) and node.func.id == "super":
@@ -364,29 +383,41 @@ class Calls(Evaluation):
             env = {name: _recast(value, cast) for name, value in env.items()}
         regions = self.regions if region is None else (*self.regions, region)
         facts = self._facts_that_matter(function)
-        key = (place, func.bound, tuple(env.items()), regions, tuple(self.weights), self.muted > 0, facts)
-        remembers = func.env is None and function.name != "__init__"
+        around = tuple(_closed_over(func)) if func.env is not None else ()
+        key = (place, func.bound, tuple(env.items()), around, regions, tuple(self.weights), self.muted > 0, facts)
+        remembers = function.name != "__init__"
         held = self.memo.get(key) if remembers else None
         if held is not None:
-            self.casts.update(held[1])
-            return held[0]
-        before = dict(self.casts)
+            self.casts.update(held.casts)
+            if func.env is not None:
+                self.spend(held.own)
+            return held.result
+        before, left, within, writes = dict(self.casts), self.fuel, self.remembered, self.heap.writes
         result = self._run(func, env, region, at)
         if function.decorators:
             self.restore_default(before)  # a decorator may do so
+        if func.env is not None:  # such a function may be a part of what __init__ does
+            remembers = self.heap.writes == writes and before.keys() <= self.casts.keys()
         if remembers:
+            own = left - self.fuel - (self.remembered - within)
             added = {name: casts for name, casts in self.casts.items() if before.get(name) != casts}
-            self.memo[key] = (result, added)
+            self.memo[key] = _Outcome(result, added, own)
+            if func.env is None:
+                self.remembered = within + left - self.fuel
         return result
 
     def _facts_that_matter(self, function: ir.Function) -> Facts:
         """What is known here, where some model is cast under a condition or it is kept under what the function runs."""
-        if self.facts and (
-            any(map(_KEEPS_FACTS.search, function.words))
-            or any(cast.under for casts in self.casts.values() for cast in casts)
-        ):
+        if not self.facts or self._keeps_facts(function):
             return self.facts
-        return NO_FACTS
+        is_cast = any(cast.under for casts in self.casts.values() for cast in casts)
+        return self.facts if is_cast else NO_FACTS
+
+    def _keeps_facts(self, function: ir.Function) -> bool:
+        kept = self._keeping.get(function.words)
+        if kept is None:
+            kept = self._keeping[function.words] = any(map(_KEEPS_FACTS.search, function.words))
+        return kept
 
     def _run(self, func: Func, env: dict[str, Value], region: Region | None, at: int) -> Value:
         function = func.function
@@ -471,6 +502,20 @@ class Calls(Evaluation):
                 return Tensor()
         number = func.function.name == "__init__" or param.name.lower() in OPTIONS
         return Opaque(key, param.name, number=number)
+
+
+def _closed_over(func: Func) -> Iterator[tuple[str, Value]]:
+    """What a function nested in others, and those that it can call there, may read of the names around."""
+    todo, seen = [func], {func}
+    while todo:
+        inner = todo.pop()
+        for name, value in (inner.env or {}).items():
+            if name in inner.function.words:
+                yield name, value
+                for option in options(value):
+                    if isinstance(option, Func) and option.env is not None and option not in seen:
+                        seen.add(option)
+                        todo.append(option)
 
 
 def _doubles(value: Value) -> Value:

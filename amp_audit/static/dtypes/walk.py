@@ -167,14 +167,17 @@ class Walk(Calls):
 
     def _statements(self, body: Sequence[ir.Stmt]) -> bool:
         for statement in body:
-            self.fuel -= 1
-            self.total -= 1
-            if self.fuel < 0:
-                raise OutOfFuel
+            self.spend(1)
             handler: Callable[[Any], bool | None] | None = getattr(self, _HANDLERS[type(statement)], None)
             if handler is not None and handler(statement):
                 return True
         return False
+
+    def spend(self, statements: int) -> None:
+        self.fuel -= statements
+        self.total -= statements
+        if self.fuel < 0:
+            raise OutOfFuel
 
     def _on_evaluate(self, node: ir.Evaluate) -> None:
         self.eval(node.value)
