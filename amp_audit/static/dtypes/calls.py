@@ -16,6 +16,7 @@ from amp_audit.static.dtypes.arguments import Named, dtype_of
 from amp_audit.static.dtypes.evaluate import OPTIONS, Evaluation, has_decorator, region_of
 from amp_audit.static.dtypes.frames import Frame
 from amp_audit.static.dtypes.freezing import tests_of
+from amp_audit.static.dtypes.meanings import subject
 from amp_audit.static.dtypes.models import GATHER
 from amp_audit.static.dtypes.record import Cast
 from amp_audit.static.dtypes.values import (
@@ -61,12 +62,13 @@ _NO_REGION = Region("cuda", frozenset({"float16"}), enabled=False)
 @dataclass(slots=True)
 class _Outcome:
     """What a call came to: its result, the models that it cast, and how many statements were walked for it, those of
-    the remembered calls in it left out.
+    the remembered calls in it left out. ``under``: the facts under which it was met.
     """
 
     result: Value
     casts: dict[Hashable, frozenset[Cast]]
     own: int
+    under: set[Facts]
 
 
 class Calls(Evaluation):
@@ -389,7 +391,9 @@ class Calls(Evaluation):
         held = self.memo.get(key) if remembers else None
         if held is not None:
             self.casts.update(held.casts)
-            if func.env is not None:
+            is_new = self.facts not in held.under and self._casts_are_under_facts()
+            if is_new or func.env is not None:
+                held.under.add(self.facts)
                 self.spend(held.own)
             return held.result
         before, left, within, writes = dict(self.casts), self.fuel, self.remembered, self.heap.writes
@@ -401,17 +405,22 @@ class Calls(Evaluation):
         if remembers:
             own = left - self.fuel - (self.remembered - within)
             added = {name: casts for name, casts in self.casts.items() if before.get(name) != casts}
-            self.memo[key] = _Outcome(result, added, own)
+            self.memo[key] = _Outcome(result, added, own, {self.facts})
             if func.env is None:
                 self.remembered = within + left - self.fuel
         return result
 
+    def _casts_are_under_facts(self) -> bool:
+        return any(cast.under for casts in self.casts.values() for cast in casts)
+
     def _facts_that_matter(self, function: ir.Function) -> Facts:
-        """What is known here, where some model is cast under a condition or it is kept under what the function runs."""
+        """What is known here, where it is kept under what the function runs; else what may exclude the conditions under
+        which some model is cast.
+        """
         if not self.facts or self._keeps_facts(function):
             return self.facts
-        is_cast = any(cast.under for casts in self.casts.values() for cast in casts)
-        return self.facts if is_cast else NO_FACTS
+        subjects = {subject(text) for casts in self.casts.values() for cast in casts for text, _ in cast.under}
+        return frozenset(fact for fact in self.facts if subject(fact[0]) in subjects) if subjects else NO_FACTS
 
     def _keeps_facts(self, function: ir.Function) -> bool:
         kept = self._keeping.get(function.words)

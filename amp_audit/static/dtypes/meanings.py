@@ -44,6 +44,11 @@ class Meanings:
         return held
 
 
+def subject(text: str) -> str:
+    """What a spelled condition speaks of: what it compares, or all of it."""
+    return text.partition(" == ")[0]
+
+
 def is_condition(node: ir.Expr) -> bool:
     """Whether an expression is a comparison, or made of conditions."""
     return isinstance(node, (ir.Compare, ir.BoolOp)) or (isinstance(node, ir.Unary) and node.op == "not")
