@@ -193,7 +193,7 @@ def _paths(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFindi
 
 
 def _dtypes(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
-    return dtypes.find(project, book)
+    return dtypes.find(project, book, outcome.asked)
 
 
 _DETECTORS: dict[str, Callable[[Project, Rulebook, _Outcome], list[RawFinding]]] = {

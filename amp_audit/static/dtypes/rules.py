@@ -7,11 +7,12 @@ detectors are held against the ops that were met on the way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 from amp_audit.model import Confidence
 from amp_audit.records import replace
 from amp_audit.rulebook import Rulebook
+from amp_audit.static.binding.incoming import Incoming
 from amp_audit.static.binding.programs import Programs
 from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.dtypes import matching, trainings
@@ -27,11 +28,24 @@ _PRECISION_WORDS = frozenset(
     {"autocast", "half", "bfloat16", "float16", "custom_fwd", "set_default_dtype", "set_default_tensor_type"}
 )
 _TRAINING_WORDS = frozenset({"optim", "optimizer", "backward"})
+_HALVES = ("float16", "bfloat16")
+_REGIONS = tuple(
+    Region(device, frozenset({dtype}), None, assumed=True)
+    for device in ("cuda", "cpu", "xpu", "mps")
+    for dtype in _HALVES
+)
+"""Those in which a project may train."""
+_MUCH = 4
+"""Where code that may come to some files is less than the whole by this factor, it is run first, alone."""
 
 
-def find(project: Project, book: Rulebook) -> list[RawFinding]:
-    """What the rules' ``op`` detectors say of a project, one finding per rule and place."""
+def find(project: Project, book: Rulebook, asked: Set[str] | None = None) -> list[RawFinding]:
+    """What the rules' ``op`` detectors say of a project, one finding per rule and place. Of places outside of the files
+    asked for (None: all) there may be findings or none.
+    """
     if not any(_PRECISION_WORDS & module.words for module in project.modules.values()):
+        return []
+    if asked is not None and not asked >= project.modules.keys() and not _may_find(project, book, asked):
         return []
     reach = Programs(project)
     walk = with_deep_stack(lambda: _run(project, reach))
@@ -98,22 +112,64 @@ def _as_sure(winner: RawFinding, loser: RawFinding) -> bool:
     return winner.confidence >= min(loser.confidence, Confidence.MEDIUM)
 
 
+def _may_find(project: Project, book: Rulebook, asked: Set[str]) -> bool:
+    """Whether a rule may say something of the files asked for: of what an entry meets that may come to them, be its
+    program one in low precision or not, or a model that may come to them, whatever region it runs in.
+
+    What other entries do has a say in which of that is told, and in how; so where there is something, all are run. So
+    they are where much of the project may come to the files.
+    """
+    incoming = Incoming(project, asked)
+    functions = [(module, *found) for module in project.modules.values() for found in _functions(module)]
+    near = [(function, cls) for module, function, cls in functions if incoming.has(module, function)]
+    models = [(cls, function) for function, cls in near if function.name == "forward" and cls is not None]
+    if (len(near) + len(models) * len(_REGIONS)) * _MUCH > len(functions):
+        return True
+    walk = with_deep_stack(lambda: _run_incoming(project, incoming, models))
+    found = (
+        *matching.of_uses(walk.record, book, project.modules),
+        *matching.of_uses(walk.record, book, ()),
+        *trainings.of_casts(walk, book),
+    )
+    return any(finding.path in asked for finding in found)
+
+
+def _run_incoming(project: Project, incoming: Incoming, models: Sequence[tuple[ClassRef, ir.Function]]) -> Walk:
+    walk = Walk(project)
+    _run_entries(project, walk, incoming.has)
+    walk.guessing = True
+    for region in _REGIONS:
+        for cls, own in models:
+            if walk.is_module(cls):
+                walk.run_function(cls.module, own, cls, region)
+    return walk
+
+
 def _run(project: Project, reach: Programs) -> Walk:
     walk = Walk(project)
+    _run_entries(project, walk, lambda module, function: True)
+    _run_models(project, walk, reach)
+    return walk
+
+
+_Chosen = Callable[[ir.Module, ir.Function | None], bool]
+"""Says whether a function, or (None) a module's own code, is to be run."""
+
+
+def _run_entries(project: Project, walk: Walk, chosen: _Chosen) -> None:
+    """Run the code that says a word of precision or training."""
     for module in project.modules.values():
-        if module.words & (_PRECISION_WORDS | _TRAINING_WORDS):
+        if module.words & (_PRECISION_WORDS | _TRAINING_WORDS) and chosen(module, None):
             walk.run_module(module)
     for module in project.modules.values():
         entering = frozenset(function.name for function, _ in _functions(module) if "autocast" in _words(function))
         for function, cls in _functions(module):
             trains = function.words | {"backward", "optimizer"} >= _TRAINING_WORDS
             uses = "backward" in function.words and not entering.isdisjoint(function.words)  # what a region gives
-            if trains or uses or _words(function) & _PRECISION_WORDS:
+            if (trains or uses or _words(function) & _PRECISION_WORDS) and chosen(module, function):
                 walk.run_function(module, function, cls, None)
-    _run_joining(project, walk)
-    _run_users(project, walk)
-    _run_models(project, walk, reach)
-    return walk
+    _run_joining(project, walk, chosen)
+    _run_users(project, walk, chosen)
 
 
 def _words(function: ir.Function) -> frozenset[str]:
@@ -122,7 +178,7 @@ def _words(function: ir.Function) -> frozenset[str]:
     return function.words.union(*map(words_in, around)) if around else function.words
 
 
-def _run_joining(project: Project, walk: Walk) -> None:
+def _run_joining(project: Project, walk: Walk, chosen: _Chosen) -> None:
     """Run code that has no word of either itself, but hands what one function makes in low precision to one that
     trains.
     """
@@ -130,14 +186,15 @@ def _run_joining(project: Project, walk: Walk) -> None:
     for module in project.modules.values():
         if not _joins(module.words, makers, trainers):
             continue
-        walk.run_module(module)
+        if chosen(module, None):
+            walk.run_module(module)
         for function, cls in _functions(module):
             is_new = (module.path, function.at) not in walk.record.calls and not _words(function) & _PRECISION_WORDS
-            if is_new and _joins(function.words, makers, trainers):
+            if is_new and _joins(function.words, makers, trainers) and chosen(module, function):
                 walk.run_function(module, function, cls, None)
 
 
-def _run_users(project: Project, walk: Walk) -> None:
+def _run_users(project: Project, walk: Walk, chosen: _Chosen) -> None:
     """Run the methods that say no such word themselves, of classes that make something in low precision for them: a
     model in their ``__init__``, as a rule.
     """
@@ -150,7 +207,8 @@ def _run_users(project: Project, walk: Walk) -> None:
         }
         for function, cls in _functions(module):
             is_new = (module.path, function.at) not in walk.record.calls and not _words(function) & _PRECISION_WORDS
-            if is_new and cls is not None and cls in makers and function.name != "__init__" and not walk.is_module(cls):
+            uses = cls is not None and cls in makers and function.name != "__init__" and not walk.is_module(cls)
+            if is_new and uses and chosen(module, function):
                 walk.run_function(module, function, cls, None)
 
 
@@ -196,10 +254,7 @@ def _run_models(project: Project, walk: Walk, reach: Programs) -> None:
     for cls in classes:
         if cls.key in idle:
             continue
-        own = next(
-            (node for node in statements(cls.cls.body) if isinstance(node, ir.Function) and node.name == "forward"),
-            None,
-        )
+        own = _forward(cls)
         if own is None or not walk.is_module(cls):
             continue
         # One that enters a region for a part of itself says thereby that the rest runs outside of one.
@@ -207,10 +262,16 @@ def _run_models(project: Project, walk: Walk, reach: Programs) -> None:
             walk.run_function(cls.module, own, cls, region)
 
 
+def _forward(cls: ClassRef) -> ir.Function | None:
+    """The ``forward`` that a class defines itself."""
+    methods = (node for node in statements(cls.cls.body) if isinstance(node, ir.Function))
+    return next((method for method in methods if method.name == "forward"), None)
+
+
 def _training_region(walk: Walk) -> Region | None:
     """The region in which the project's models run: float16 if any of its regions is, else bfloat16."""
     live = [region for regions in walk.record.live_modules.values() for region in regions if region.live]
-    for dtype in ("float16", "bfloat16"):
+    for dtype in _HALVES:
         having = [region for region in live if dtype in region.dtypes]
         if having:
             devices = {region.device for region in having}

@@ -15,6 +15,7 @@ from amp_audit.model import Confidence
 from amp_audit.records import record, replace
 from amp_audit.rulebook import Rulebook
 from amp_audit.state import between_calls, forget
+from amp_audit.static.binding.incoming import Incoming
 from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
@@ -235,13 +236,13 @@ class _Surveyor:
 
     def _wanted(self, starts: list[Start], asked: Set[str] | None) -> list[bool]:
         """Which entries may end in a hazard and go through the files asked for."""
-        found = self.reach.hazardous(starts)
-        if asked is not None:
-            numbers = [number for number, hazardous in enumerate(found) if hazardous]
-            through = self.reach.through([starts[number] for number in numbers], asked)
-            for number, goes in zip(numbers, through):
-                found[number] = goes
-        return found
+        if asked is None:
+            return self.reach.hazardous(starts)
+        incoming = Incoming(self.project, asked)
+        near = [start for start in starts if incoming.has(start[0], start[1])]
+        hazardous = [start for start, may in zip(near, self.reach.hazardous(near)) if may]
+        through = {id(start) for start, goes in zip(hazardous, self.reach.through(hazardous, asked)) if goes}
+        return [id(start) in through for start in starts]
 
     def _walk(self, module: ir.Module, function: ir.Function | None, cls: ClassRef | None) -> None:
         """Walk an entry, unless another one went through it."""

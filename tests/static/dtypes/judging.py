@@ -6,12 +6,16 @@ import re
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 from amp_audit import rulebook
 from amp_audit.model import Confidence, Severity
 from amp_audit.rulebook import Rulebook
 from amp_audit.static import dtypes
 from amp_audit.static.binding.project import Project
+from amp_audit.static.dtypes import rules
+from amp_audit.static.raw import RawFinding
+from amp_audit.static.source import ir
 from amp_audit.static.source.lowering import lower, positions
 
 TRAIN = """
@@ -40,9 +44,13 @@ def book() -> Rulebook:
 
 
 def find(files: Mapping[str, str], least: Confidence = Confidence.MEDIUM) -> set[tuple[str, int, str]]:
-    """(file, line, rule) of what is found in a project of these files."""
+    """(file, line, rule) of what is found in a project of these files; the same where each is asked for alone."""
     modules = [lower(f"/project/{name}", source) for name, source in files.items()]
     found = dtypes.find(Project(modules, Path("/project")), book())
+    for module in modules if len(modules) > 1 else ():
+        with mock.patch.object(rules, "_MUCH", 0):  # a small project is looked at as a large one
+            alone = dtypes.find(Project(modules, Path("/project")), book(), {module.path})
+        assert _of(module, alone) == _of(module, found)
     places = {name: positions(source) for name, source in files.items()}
     return {
         (name, places[name](finding.at).line, finding.rule.id)
@@ -50,6 +58,10 @@ def find(files: Mapping[str, str], least: Confidence = Confidence.MEDIUM) -> set
         if finding.confidence >= least
         for name in [finding.path.removeprefix("/project/")]
     }
+
+
+def _of(module: ir.Module, found: list[RawFinding]) -> list[RawFinding]:
+    return [finding for finding in found if finding.path == module.path]
 
 
 def marked(files: Mapping[str, str]) -> set[tuple[str, int, str]]:
