@@ -37,6 +37,7 @@ class Layout:
         self._children: dict[tuple[str, str], str | None] = {}
         self._files: dict[str, bool] = {}
         self._starts: dict[str, tuple[str, ...]] = {}
+        self._found: dict[tuple[str, str], tuple[str, ...]] = {}
         self._dotted: dict[str, str] = {}
         self._holds: dict[str, bool] = {}
         self._absolute: dict[str, str] = {}
@@ -160,9 +161,16 @@ class Layout:
             top = os.path.dirname(top)
         for folder in self._upward(top):
             yield folder
-            yield from (os.path.join(folder, name) for name in _ROOTS)
+            yield from (inner for name in _ROOTS if self._holds_anything(inner := os.path.join(folder, name)))
         if top != own:
             yield own
+
+    def _holds_anything(self, folder: str) -> bool:
+        """Whether there is such a folder, with something in it: else it needs no look for each name."""
+        if folder in self._folders or listing(folder):
+            return True
+        self.listed[folder] = ""
+        return False
 
     def _upward(self, folder: str) -> Iterator[str]:
         yield folder
@@ -194,16 +202,23 @@ class Layout:
         if name in LIBRARIES:
             return None
         mere_folder = None
-        for start in self.starts(path):
-            if not self._is_inside(start) and name != self._own_name(path):
-                continue  # beside the project lie others: an environment's packages, other checkouts
-            found = self.child(start, name)
-            if found is None or self.absolute(found) == self.absolute(path):
+        for found in self._tops(path, name):
+            if self.absolute(found) == self.absolute(path):
                 continue
             if found.endswith(".py"):
                 return found
             mere_folder = mere_folder or found
         return (mere_folder if name not in INSTALLED else None) or self._packages.get(name)
+
+    def _tops(self, path: str, name: str) -> tuple[str, ...]:
+        """What lies under a name where absolute imports of a file are looked for, nearest first: for all files of a
+        folder the same. Beside the project lie others: an environment's packages, other checkouts.
+        """
+        key = (os.path.dirname(self.absolute(path)), name)
+        if key not in self._found:
+            starts = (each for each in self.starts(path) if self._is_inside(each) or name == self._own_name(path))
+            self._found[key] = tuple(found for start in starts if (found := self.child(start, name)) is not None)
+        return self._found[key]
 
     def loaded(self, path: str, dotted: str) -> Sequence[str]:
         """The files that Python reads to import ``dotted`` (relative with leading dots) in the file ``path``.

@@ -48,7 +48,8 @@ _LIGHTNING = _requirement("(?:pytorch[-_])?lightning")
 _TRANSFORMERS = _requirement("transformers")
 _BOUND = re.compile(r"(?P<sign>[=<>~!^]*)\s*v?(?P<major>\d+)(?:\.(?P<minor>\d+))?(?P<patch>\.\d+)?")
 _INCLUDED = re.compile(r"^[ \t]*(?:-r|--requirement)[ \t=]*(?P<path>[^\s#]+)", re.MULTILINE)
-_SCRIPT = re.compile(r"^# /// script$(?P<body>(?:\n#(?: .*)?)*?)\n# ///$", re.MULTILINE)
+_MARK = "# /// script"
+_SCRIPT = re.compile(rf"^{_MARK}$(?P<body>(?:\n#(?: .*)?)*?)\n# ///$", re.MULTILINE)
 
 
 @record(frozen=True, slots=True)
@@ -69,7 +70,8 @@ def included(data: bytes) -> list[str]:
 
 def newest(declared: Iterable[str], scripts: Iterable[str] = ()) -> Newest:
     """What the texts of dependency files and of scripts allow."""
-    texts = [*declared, *(match.group("body") for script in scripts for match in _SCRIPT.finditer(script))]
+    marked = (script for script in scripts if _MARK in script)  # looking for a text is a tenth of looking for lines
+    texts = [*declared, *(match.group("body") for script in marked for match in _SCRIPT.finditer(script))]
     return Newest(_bound(_TORCH, texts), _bound(_LIGHTNING, texts), _bound(_TRANSFORMERS, texts))
 
 
