@@ -16,7 +16,6 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.layout import Layout
 from amp_audit.static.source.pins import Newest
 from amp_audit.static.source.sources import SourceError, Unreadable, find, read_bytes
-from amp_audit.static.source.traverse import definitions
 
 
 @record(frozen=True, slots=True)
@@ -148,7 +147,6 @@ class Project:
         self.layout = Layout(self.modules, root)
         self._by_path = {os.path.abspath(path): module for path, module in self.modules.items()}
         self._names: dict[tuple[str, int], Names] = {}
-        self._definitions: dict[str, Definitions] = {}
         self._folders: dict[str, str] = {}
         self._found: dict[tuple[str, str], Binding] = {}
         self._open: set[tuple[str, str]] = set()
@@ -167,10 +165,7 @@ class Project:
 
     def definitions(self, module: ir.Module) -> Definitions:
         """Every function of a module, with the class whose body it stands in directly."""
-        found = self._definitions.get(module.path)
-        if found is None:
-            found = self._definitions[module.path] = tuple(definitions(module.body))
-        return found
+        return module.definitions
 
     def mentioned_elsewhere(self, word: str) -> bool:
         """Whether a word stands in a file of the project that was not read into it, so that nothing can be said about

@@ -13,7 +13,7 @@ from typing import Any
 from amp_audit.static.source import ir
 from amp_audit.static.source.alike import Alike
 from amp_audit.static.source.literals import alive
-from amp_audit.static.source.traverse import imports_in
+from amp_audit.static.source.traverse import definitions, imports_in, last_word
 
 Spot = ast.AST | tuple[ast.AST, ast.AST]
 """A node, or from the beginning of one to the end of another."""
@@ -59,7 +59,7 @@ class Lowering(Alike[Spot]):
 
     def module(self, path: str, tree: ast.Module) -> ir.Module:
         body = self.block(tree.body)
-        return ir.Module(path, body, frozenset(self.words), imports_in(body))
+        return ir.Module(path, body, frozenset(self.words), imports_in(body), tuple(definitions(body)))
 
     def block(self, nodes: Iterable[ast.stmt]) -> tuple[ir.Stmt, ...]:
         return tuple([_STATEMENTS[type(node)](self, node) for node in nodes])
@@ -131,6 +131,7 @@ class Lowering(Alike[Spot]):
     def call(self, node: ast.Call) -> ir.Expr:
         at = self.at(node)
         func = self.expr(node.func)
+        self.called.add(last_word(func))
         if node.args and node.keywords and _place(node.args[-1]) > _place(node.keywords[0]):
             return ir.Call(at, func, self.arguments(sorted([*node.args, *node.keywords], key=_place)))
         return ir.Call(at, func, self.arguments([*node.args, *node.keywords]))
@@ -332,15 +333,19 @@ class Lowering(Alike[Spot]):
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ir.Stmt:
         at = self.at(node)
-        decorators = self._decorators(node.decorator_list)
-        params = self.parameters(node.args)
+        with self.around():
+            decorators = self._decorators(node.decorator_list)
+            params = self.parameters(node.args)
+            around, called = frozenset(self.words), frozenset(self.called)
         outside = self.enter(node.name, is_function=True)
         body = self.block(node.body)
-        words, is_generator = frozenset(self.words), self.yields
+        words, called, is_generator = frozenset(self.words), called | self.called, self.yields
         qualname = self.leave(outside)
         self.words.add(node.name)
         is_async = isinstance(node, ast.AsyncFunctionDef)
-        return ir.Function(at, node.name, qualname, params, body, decorators, is_async, is_generator, words)
+        return ir.Function(
+            at, node.name, qualname, params, body, decorators, is_async, is_generator, words, around, called
+        )
 
     def class_definition(self, node: ast.ClassDef) -> ir.Stmt:
         at = self.at(node)

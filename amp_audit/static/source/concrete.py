@@ -19,7 +19,7 @@ from amp_audit.static.source.expressions import BadLiteral, Expressions, identif
 from amp_audit.static.source.literals import alive
 from amp_audit.static.source.position import LoweringError, Position
 from amp_audit.static.source.spans import ranges
-from amp_audit.static.source.traverse import imports_in
+from amp_audit.static.source.traverse import definitions, imports_in
 
 _GUARDED_LENGTH = 16_384
 """Above this many characters Python's own parser, which has limits on nesting and is eight times faster, goes first."""
@@ -128,7 +128,7 @@ class _Lowering(Expressions):
 
     def module(self, path: str, tree: cst.Module) -> ir.Module:
         body = self.block(tree.body)
-        return ir.Module(path, body, frozenset(self.words), imports_in(body))
+        return ir.Module(path, body, frozenset(self.words), imports_in(body), tuple(definitions(body)))
 
     def block(self, nodes: Iterable[cst.CSTNode]) -> tuple[ir.Stmt, ...]:
         found: list[ir.Stmt] = []
@@ -273,16 +273,18 @@ class _Lowering(Expressions):
 
     def function(self, node: cst.FunctionDef) -> ir.Stmt:
         at = self.at(node)
-        decorators = self._decorators(node.decorators)
-        params = self.parameters(node.params)
+        with self.around():
+            decorators = self._decorators(node.decorators)
+            params = self.parameters(node.params)
+            around, called = frozenset(self.words), frozenset(self.called)
         name = identifier(node.name)
         outside = self.enter(name, is_function=True)
         body = self.suite(node.body)
-        words, is_generator = frozenset(self.words), self.yields
+        words, called, is_generator = frozenset(self.words), called | self.called, self.yields
         qualname = self.leave(outside)
         self.words.add(name)
         is_async = node.asynchronous is not None
-        return ir.Function(at, name, qualname, params, body, decorators, is_async, is_generator, words)
+        return ir.Function(at, name, qualname, params, body, decorators, is_async, is_generator, words, around, called)
 
     def class_definition(self, node: cst.ClassDef) -> ir.Stmt:
         at = self.at(node)

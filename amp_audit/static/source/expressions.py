@@ -12,6 +12,7 @@ import libcst as cst
 
 from amp_audit.static.source import ir
 from amp_audit.static.source.alike import Alike
+from amp_audit.static.source.traverse import last_word
 
 _CONSTANT_NAMES = {"None": None, "True": True, "False": False}
 _BINARY = {
@@ -142,6 +143,7 @@ class Expressions(Alike[cst.CSTNode]):
     def call(self, node: cst.Call) -> ir.Expr:
         at = self.at(node)
         func = self.expr(node.func)
+        self.called.add(last_word(func))
         return ir.Call(at, func, self.arguments(node.args))
 
     def arguments(self, nodes: Sequence[cst.Arg]) -> tuple[ir.Arg, ...]:

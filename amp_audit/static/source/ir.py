@@ -378,7 +378,8 @@ class Param:
 @record(frozen=True, slots=True)
 class Function:
     """``words``: every identifier and attribute name in the body, nested definitions included, ``WALRUS`` where
-    there is one, and texts that are ``HALF_TYPES``."""
+    there is one, and texts that are ``HALF_TYPES``; ``around``: those of decorators and parameters. ``called``: the
+    last words of what is called in any of these."""
 
     at: int
     name: str
@@ -389,6 +390,8 @@ class Function:
     is_async: bool = False
     is_generator: bool = False
     words: frozenset[str] = frozenset()
+    around: frozenset[str] = frozenset()
+    called: frozenset[str] = frozenset()
 
 
 @record(frozen=True, slots=True)
@@ -430,9 +433,11 @@ Stmt: TypeAlias = (
 @record(frozen=True, slots=True)
 class Module:
     """One lowered module. ``path`` is as given to lowering; ``words`` as of Function, for the whole module; ``imports``
-    are the import statements of all its code, in order, wherever they stand."""
+    are the import statements of all its code, in order, wherever they stand; ``definitions`` all its functions, with
+    the class whose body each stands in directly."""
 
     path: str
     body: tuple[Stmt, ...]
     words: frozenset[str] = frozenset()
     imports: tuple[Import, ...] = ()
+    definitions: tuple[tuple[Function, Class | None], ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from amp_audit.static.source import ir
@@ -79,6 +79,21 @@ def statements(body: Iterable[ir.Stmt], *, into: bool = False) -> Iterator[ir.St
             for inner in reversed(handler(node)):
                 stack += inner[::-1]
         elif into and isinstance(node, (ir.Function, ir.Class)):
+            stack += node.body[::-1]
+
+
+def statements_saying(body: Iterable[ir.Stmt], words: Set[str]) -> Iterator[ir.Stmt]:
+    """The statements of a body, and of those definitions in it, however deep, that say one of some words."""
+    stack = [*body]
+    stack.reverse()
+    while stack:
+        node = stack.pop()
+        yield node
+        handler = _BODIES.get(type(node))
+        if handler is not None:
+            for inner in reversed(handler(node)):
+                stack += inner[::-1]
+        elif isinstance(node, (ir.Function, ir.Class)) and not words.isdisjoint(node.words):
             stack += node.body[::-1]
 
 

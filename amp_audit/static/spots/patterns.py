@@ -33,7 +33,7 @@ from amp_audit.static.binding.signatures import UNSURE, argument
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
 from amp_audit.static.source.literals import number
-from amp_audit.static.source.traverse import last_word, statements
+from amp_audit.static.source.traverse import last_word, statements, statements_saying
 from amp_audit.static.spots.configs import Configs
 from amp_audit.static.spots.devices import Choices, is_disabled
 from amp_audit.static.spots.facts import Facts, uses_low_precision
@@ -257,7 +257,7 @@ def _spellings(words: set[str], project: Project) -> frozenset[str]:
     """The last words by which modules of the project may call what ends in one of ``words``: their aliases too."""
     found = set(words)
     for module in project.modules.values():
-        for node in statements(module.body, into=True) if not found.isdisjoint(module.words) else ():
+        for node in statements_saying(module.body, found) if not found.isdisjoint(module.words) else ():
             if isinstance(node, ir.Import):
                 found |= {local for local, target in node.bindings if target.rpartition(".")[2] in found}
             elif isinstance(node, ir.Assign) and _last_words(node.value) & found:

@@ -12,12 +12,12 @@ from amp_audit.static.source.conditions import Facts, facts_at
 from amp_audit.static.source.literals import is_literally
 from amp_audit.static.source.traverse import (
     bodies,
-    definitions,
     expressions,
     last_word,
     names_in,
     parts,
     statements,
+    statements_saying,
     walk,
 )
 from amp_audit.static.walking.helpers import GENERIC, called_names, dispatched, helps
@@ -32,11 +32,11 @@ from amp_audit.static.walking.vocabulary import (
     may_be_hot,
     vocabulary,
     vocabulary_in,
-    words_of,
 )
 
 _SHARDS = frozenset({"FSDP", "FullyShardedDataParallel"})
 
+_REQUIRED = frozenset({"requires_grad", "requires_grad_"})
 _SHORT = 24
 _CHOSEN = (ir.Name, ir.Attr, ir.IfExp, ir.Subscript, ir.Const)
 """What a function that chooses a dtype may return."""
@@ -72,10 +72,10 @@ class Heat:
     def __init__(self, modules: Iterable[ir.Module], functions: Sequence[ir.Function] | None = None) -> None:
         modules = list(modules)
         if functions is None:
-            functions = [found for module in modules for found, _ in definitions(module.body)]
+            functions = [found for module in modules for found, _ in module.definitions]
         self._libraries = _libraries(modules)
         self.aliases = aliases(modules, CALLED | MENTIONED)
-        self._words = {id(function): words_of(function) for function in functions}
+        self._words = {id(each): each.words | each.around if each.around else each.words for each in functions}
         self._spoken: dict[int, Vocabulary] = {}
         self._scalers = _names_of_scalers(modules)
         self._itself = {id(function) for function in functions if self._makes(function)}
@@ -127,7 +127,10 @@ class Heat:
 
     def _makes(self, function: ir.Function) -> bool:
         """Whether a function is hot whatever the others are."""
-        return may_be_hot(self._words[id(function)], self._scalers) and self._is_hot(self._vocabulary(function))
+        words = self._words[id(function)]
+        if not may_be_hot(words, self._scalers) or not self._is_hot(Vocabulary(words, function.called)):
+            return False
+        return self._is_hot(self._vocabulary(function))
 
     def _looks_on(self, function: ir.Function) -> bool:
         return "eval" in self._words[id(function)] and self._vocabulary(function).looks_on()
@@ -153,7 +156,7 @@ class Heat:
             words = frozenset(name.removeprefix(".") for name in fresh)
             warm = []
             for function in waiting:
-                if words.isdisjoint(self._words[id(function)]):
+                if words.isdisjoint(self._words[id(function)] if "." in function.qualname else function.called):
                     continue
                 if id(function) not in reached:
                     reached[id(function)] = _reached(function, self._vocabulary(function))
@@ -400,10 +403,12 @@ def _calls(value: ir.Expr) -> Iterator[ir.Call]:
 
 def _unfreezes(module: ir.Module) -> bool:
     """Whether parameters are made to require gradients, or may be: which ones, a part of a model, is not followed."""
-    if module.words.isdisjoint({"requires_grad", "requires_grad_"}):
+    if module.words.isdisjoint(_REQUIRED):
         return False
     return any(
-        not is_literally(given, False) for node in statements(module.body, into=True) for given in _required(node)
+        not is_literally(given, False)
+        for node in statements_saying(module.body, _REQUIRED)
+        for given in _required(node)
     )
 
 

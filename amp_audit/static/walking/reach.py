@@ -382,6 +382,8 @@ class Reach:
         """Whether something is called a scaler, or used like one in its module."""
         if Heat.scales(_chain(node)):
             return True
+        if module.words.isdisjoint(("scale", "unscale_")):
+            return False
         used = self.heat.methods(module).get(dotted(node), frozenset())
         return not used.isdisjoint(("scale", "unscale_"))
 

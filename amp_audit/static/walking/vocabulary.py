@@ -7,7 +7,7 @@ import re
 from amp_audit.records import record
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_scheduler
-from amp_audit.static.source.traverse import expressions, last_word, root_name, statements, walk
+from amp_audit.static.source.traverse import expressions, root_name, statements, walk
 
 CALLED = frozenset(
     {
@@ -91,17 +91,6 @@ def may_be_hot(words: frozenset[str], scalers: frozenset[str]) -> bool:
     if not words.isdisjoint(_ALARMING):
         return True
     return not words.isdisjoint(OF_SCALERS) and (not scalers.isdisjoint(words) or any(map(SCALER.search, words)))
-
-
-def words_of(function: ir.Function) -> frozenset[str]:
-    """The words of a function, those of its decorators, defaults and annotations among them."""
-    found: set[str] = set()
-    for part in (part for expression in expressions(function) for part in walk(expression)):
-        if isinstance(part, ir.Lambda):
-            found |= part.function.words
-        elif word := last_word(part):
-            found.add(word)
-    return function.words | found if found else function.words
 
 
 def makes_events(spoken: Vocabulary) -> bool:
