@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from amp_audit.model import Finding
+from amp_audit.records import record
 from amp_audit.settings import SettingsError
 
 VERSION = 1
@@ -20,7 +20,7 @@ _NEVER_KNOWN = frozenset({"AMP001", "AMP003"})
 """What could not be read or seen is not a mistake that one can live with: nothing is known about it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Entry:
     """One known finding; ``path`` is None for one that has no place."""
 
@@ -29,7 +29,7 @@ class Entry:
     path: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Baseline:
     """The entries of one baseline file."""
 

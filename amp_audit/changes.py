@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from amp_audit.model import Finding, Location
+from amp_audit.records import record
 from amp_audit.settings import SettingsError
 
 _TIMEOUT_S = 120
@@ -40,7 +41,7 @@ class Changed:
         return any(first <= line < last for line in self.removed_after)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Changes:
     """The changed files by real path, and whether a finding is about them."""
 

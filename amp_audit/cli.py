@@ -41,6 +41,10 @@ Exit codes: 0 nothing at or above --fail-on, 1 findings, 2 amp-audit could not
 do its job, 3 the audited program failed or was killed.
 """
 
+_COLLECTED_AFTER = 100_000
+"""How many more objects there must be for Python to look for dead ones: what is loaded stays, and looking through it
+again and again is a fifteenth of loading all that a check needs (measured: 175 and 163 ms)."""
+
 UNABLE = 2
 INTERRUPTED = 130
 
@@ -68,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A terminal that cannot show a character of the source must not end the report.
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        gc.set_threshold(_COLLECTED_AFTER)
     try:
         code = _dispatch(words)
         sys.stdout.flush()

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from amp_audit.records import record
+
 
 class Severity(enum.IntEnum):
     """How much a finding matters; ordered, so that ``--fail-on`` is a comparison."""
@@ -78,7 +80,7 @@ class Location:
     cell: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Related:
     """Another place that belongs to a finding: a step of the path, or a finding that gave way to it."""
 
@@ -86,7 +88,7 @@ class Related:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Evidence:
     """What supports a finding: a ``step`` of a path through the code, or a measured ``number``."""
 
@@ -102,7 +104,7 @@ class Evidence:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Subject:
     """What a finding without a place speaks of: a parameter, module, scaler, rank or the whole run."""
 
@@ -110,7 +112,7 @@ class Subject:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Edit:
     """Replace the text between two positions; an empty range inserts. Lines count as in ``Location``."""
 
@@ -123,14 +125,14 @@ class Edit:
     cell: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Fix:
     safe: bool
     description: str
     edits: tuple[Edit, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Finding:
     """One hazard at one place, from reading, from running, or from both.
 
@@ -158,7 +160,7 @@ class Finding:
         return (-int(self.severity), where.path, where.line, where.column, self.rule)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Coverage:
     """What was looked at and what was not, so that silence is never mistaken for a clean bill."""
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from amp_audit.records import record
 
 Kind = Literal["lower", "float32", "float32_by_dtype", "promote", "banned"]
 """What a region does to an op of its lists.
@@ -58,7 +59,7 @@ SMALLEST_SUBNORMAL: Mapping[str, float] = {
 FOLDER = Path(__file__).resolve().parent / "policies"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Policy:
     """The lists of one device. ``known`` is False for devices whose lists are registered outside torch (XLA, HPU)."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_audit import rulebook
 from amp_audit.model import Coverage, Finding, Severity
+from amp_audit.records import record
 from amp_audit.report.content import Report
 from amp_audit.rulebook import Rule, Rulebook
 from amp_audit.settings import RETIRED, Configuration, SettingsError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from amp_audit.static.source.sources import Gathered
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Read:
     """What reading gave: static findings before settings are applied, and what was covered.
 
@@ -32,7 +33,7 @@ class Read:
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Scope:
     """Which files and findings a check is about. ``stdin_name``: the file that the standard input is (``-``).
 

@@ -9,12 +9,13 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
 
 from amp_audit.model import Confidence, Finding, Severity, Verdict
+from amp_audit.records import record
 from amp_audit.rulebook import Rulebook, load
 
 if sys.version_info >= (3, 11):
@@ -33,7 +34,7 @@ class SettingsError(Exception):
     """A setting that cannot be used; the message is one line that names the key and where it stands."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Flags:
     """What the command line may say about settings; empty leaves them as they are."""
 
@@ -45,7 +46,7 @@ class Flags:
     baseline: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Settings:
     """What to report and when to fail. ``fail_on`` None leaves it to the command.
 
@@ -281,7 +282,7 @@ def _tool(path: Path) -> Mapping[str, Any]:
     return tool if isinstance(tool, dict) else {}
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Reader:
     """Typed access to one table; every error names the key and the file."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
+
+from amp_audit.records import record
 
 Kind = Literal["script", "module", "launcher"]
 
@@ -16,7 +17,7 @@ class TargetError(Exception):
     """There is nothing to audit; the message is one line that says why."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Target:
     """``command``: the script, module or launcher followed by its arguments. ``entry``: its first file, if known."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_audit.model import Coverage, Finding, Severity, Verdict
+from amp_audit.records import record
 from amp_audit.rulebook import Rulebook
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Exit(enum.IntEnum):
     PROGRAM_FAILED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Program:
     """How the audited program ended: its exit code, or None and the signal that killed it.
 
@@ -48,7 +49,7 @@ class Program:
         return not self.stopped and self.exit != 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Report:
     """What was found, and what that covers.
 

@@ -90,7 +90,7 @@ class Entry:
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Setting:
     """What a walk goes by: which code matters, and which names decide. Both go by names, so that less of a project says
     more: a method of another program is not meant."""

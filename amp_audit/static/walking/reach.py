@@ -86,7 +86,7 @@ class _Node:
     computes: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class _Kind:
     """A class: the classes it has its members from, and its members by name. One for each class: it is compared by its
     identity, which takes a tenth of the time."""
