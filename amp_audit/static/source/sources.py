@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 import sys
 import tokenize
 from bisect import bisect_right
@@ -228,6 +227,8 @@ def _is_left_out(name: str) -> bool:
 
 def _git_files(folder: str) -> list[str] | None:
     """What git tracks or would track below a folder, or None where it is no checkout. Runs none of its hooks."""
+    import subprocess  # files that are given by name, as by pre-commit, need none
+
     command = ["git", "-C", folder, "-c", "core.fsmonitor=false", "ls-files", "-z", "-co", "--exclude-standard"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
