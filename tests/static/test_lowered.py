@@ -11,10 +11,11 @@ import pytest
 from amp_audit import kept, rulebook
 from amp_audit.static.check import Options, check
 from amp_audit.static.source import ir, loading
+from amp_audit.static.source import lowered as shelves
 from amp_audit.static.source.loading import lower_all
 from amp_audit.static.source.lowered import Shelf
 from amp_audit.static.source.sources import Source
-from amp_audit.static.source.traverse import parts
+from amp_audit.static.source.traverse import definitions, parts
 
 HERE = Path(__file__).parent
 SOURCE = Source("train.py", "import torch\nz = (1j, -0.0, ..., b'x', None, 'y', f'{1}', lambda a, *b: a)\n")
@@ -91,6 +92,50 @@ def test_other_data_is_no_module_and_does_nothing(
     kept.store_bytes(path.parent, path.stem, data)
     assert lower_all([SOURCE], shelf) == lower_all([SOURCE])
     assert len(lowered) == 3 and not Path("harm").exists()
+
+
+LONG = Source("long.py", "def train(x):\n" + "    x = x + 1 - f(x, y=[x, 1, 'text'])\n" * 30 + "    return x\n")
+
+
+def test_a_long_body_is_read_when_it_is_asked_for(
+    tmp_path: Path, lowered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(tmp_path)
+    fresh = lower_all([LONG], shelf)["long.py"]
+    opened: list[int] = []
+    read = shelves._body
+    monkeypatch.setattr(shelves, "_body", lambda *given: opened.append(given[1]) or read(*given))
+    module = lower_all([LONG], shelf)["long.py"]
+    assert isinstance(module, ir.Module) and isinstance(fresh, ir.Module)
+    function = module.definitions[0][0]
+    assert function is module.body[0] and "f" in function.words and opened == []
+    assert function.body == fresh.definitions[0][0].body and function.body is function.body
+    assert opened == [function.at] and lowered == ["long.py"]
+
+
+def test_functions_in_others_are_the_ones_that_the_module_knows(tmp_path: Path) -> None:
+    inner = (
+        "        def inner():\n            def last(): ...\n" + "            y = f(y, [y, 1, 'text']) + 1 - y\n" * 30
+    )
+    source = Source(
+        "nested.py", f"class C:\n    def outer(self):\n{inner}        class D:\n            def m(self): ...\n"
+    )
+    lower_all([source], Shelf(tmp_path))
+    module = lower_all([source], Shelf(tmp_path))["nested.py"]
+    assert isinstance(module, ir.Module)
+    assert [(id(f), id(c)) for f, c in definitions(module.body)] == [(id(f), id(c)) for f, c in module.definitions]
+
+
+@pytest.mark.parametrize("data", [pickle.dumps(Harm()), pickle.dumps(("no", "body")), b"", b"\x80\x05."])
+def test_other_data_is_no_body_and_does_nothing(
+    data: bytes, tmp_path: Path, lowered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shelf = Shelf(tmp_path / "shelf")
+    read = shelves._body
+    monkeypatch.setattr(shelves, "_body", lambda source, at, _: read(source, at, data))
+    fresh = lower_all([LONG], shelf)
+    assert lower_all([LONG], shelf) == fresh and not Path("harm").exists()
 
 
 def test_what_is_half_there_is_lowered_again(tmp_path: Path, lowered: list[str]) -> None:

@@ -7,7 +7,9 @@ the parse.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import field
+from typing import TYPE_CHECKING, TypeAlias
 
 from amp_audit.records import record
 
@@ -379,7 +381,8 @@ class Param:
 class Function:
     """``words``: every identifier and attribute name in the body, nested definitions included, ``WALRUS`` where
     there is one, and texts that are ``HALF_TYPES``; ``around``: those of decorators and parameters. ``called``: the
-    last words of what is called in any of these."""
+    last words of what is called in any of these. ``later`` makes the body when it is first asked for, in place of a
+    body that is there: of most functions that are read for context it never is."""
 
     at: int
     name: str
@@ -392,6 +395,17 @@ class Function:
     words: frozenset[str] = frozenset()
     around: frozenset[str] = frozenset()
     called: frozenset[str] = frozenset()
+    later: Callable[[], tuple[Stmt, ...]] | None = field(default=None, compare=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Called for what is not there, and so only once for a body."""
+            if name != "body":
+                raise AttributeError(name)
+            self.body = self.later()
+            self.later = None
+            return self.body
 
 
 @record(frozen=True, slots=True)
