@@ -61,7 +61,7 @@ from amp_audit.static.source.conditions import Facts
 from amp_audit.static.source.names import is_weights
 from amp_audit.static.source.traverse import dotted_text, root_name
 
-_HANDLERS: dict[type, str] = {kind: f"_eval_{kind.__name__.lower()}" for kind in get_args(ir.Expr)}
+_HANDLERS = {kind: f"_eval_{kind.__name__.lower()}" for kind in get_args(ir.Expr)}
 
 ARITHMETIC = {
     "+": "add",
@@ -98,6 +98,9 @@ class Evaluation(Truths):
         self.meanings = Meanings()
         self._skip_guards: dict[str, frozenset[int]] = {}
         self.cast_by_hand: set[tuple[str, int]] = set()
+        self._evaluators: dict[type, Callable[[Any], Value]] = {
+            kind: getattr(self, name) for kind, name in _HANDLERS.items() if hasattr(self, name)
+        }
 
     @abc.abstractmethod
     def run_module(self, module: ir.Module) -> dict[str, Value]:
@@ -212,7 +215,7 @@ class Evaluation(Truths):
         return Opaque((self.path, name), name, number=name.lower() in OPTIONS)
 
     def eval(self, node: ir.Expr | None) -> Value:
-        handler: Callable[[Any], Value] | None = getattr(self, _HANDLERS.get(type(node), ""), None)
+        handler = self._evaluators.get(type(node))
         return handler(node) if handler is not None else NOTHING
 
     def _eval_const(self, node: ir.Const) -> Value:
@@ -227,8 +230,10 @@ class Evaluation(Truths):
         return self.lookup(node.id)
 
     def _eval_attr(self, node: ir.Attr) -> Value:
-        found = [self.attribute(base, node.name) for base in options(self.eval(node.base))]
-        return reduce(join, found)
+        base = self.eval(node.base)
+        if not isinstance(base, Either):
+            return self.attribute(base, node.name)
+        return reduce(join, [self.attribute(option, node.name) for option in base.options])
 
     def is_skip_guard(self, at: int) -> bool:
         module = self.frame.module

@@ -15,7 +15,9 @@ _NOTHING_KEPT: Mapping[str, Value] = MappingProxyType({})
 
 
 class Heap:
-    """What objects and models keep, by their identities and the names of attributes. ``writes``: how many times they were given something."""
+    """What objects and models keep, by their identities and the names of attributes. ``writes``: how many times they
+    were given something.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, dict[str, Value]] = {}

@@ -15,24 +15,39 @@ class Meanings:
 
     def __init__(self) -> None:
         self._held: dict[Hashable, ir.Expr] = {}
+        self._texts: set[str] = set()
         self._bound: dict[tuple[str, int], Mapping[str, int]] = {}
+        self._told: dict[tuple[int, bool], tuple[Facts, list[str]]] = {}
 
     def forget(self, frame: Frame, target: ir.Expr) -> None:
         """Something is bound to a name or an attribute."""
-        if self._held:
+        if self._texts and dotted_text(target) in self._texts:
             self._held.pop(_key(frame, target), None)
 
     def keep(self, frame: Frame, target: ir.Expr, condition: ir.Expr) -> None:
         """A condition was bound to a name or an attribute, whatever the path."""
         if isinstance(target, (ir.Name, ir.Attr)):
             self._held[_key(frame, target)] = condition
+            self._texts.add(dotted_text(target))
 
     def facts_of(self, frame: Frame, test: ir.Expr, truth: bool) -> Facts:
         """What is known in a function where a condition is true, or false."""
+        told = self._told.get((id(test), truth))
+        if told is not None and self._texts.isdisjoint(told[1]):
+            return told[0]
         bound = self._bound.get(frame.scope)
         if bound is None:
             bound = self._bound[frame.scope] = last_bindings(frame.body)
-        return facts_of(test, truth, lambda text: self._of(frame, text), bound)
+        asked: list[str] = []
+
+        def meaning(text: str) -> ir.Expr | None:
+            asked.append(text)
+            return self._of(frame, text)
+
+        facts = facts_of(test, truth, meaning, bound)
+        if self._texts.isdisjoint(asked):
+            self._told[id(test), truth] = facts, asked
+        return facts
 
     def _of(self, frame: Frame, text: str) -> ir.Expr | None:
         if text.startswith("self."):

@@ -333,7 +333,7 @@ def options(value: Value) -> Iterable[Value]:
 
 def join(one: Value, two: Value) -> Value:
     """What holds after two paths meet."""
-    if one == two:
+    if one is two or one == two:
         return one
     if isinstance(one, Tensor) and isinstance(two, Tensor):
         return _joined(one, two)

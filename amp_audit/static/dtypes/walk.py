@@ -100,6 +100,10 @@ class Walk(Calls):
         self.built: dict[str, dict[Hashable, frozenset[Cast]]] = {}
         self.fuel = _FUEL
         self.total = _TOTAL_FUEL
+        self._runners: dict[type, Callable[[Any], bool | None]] = {
+            kind: getattr(self, name) for kind, name in _HANDLERS.items() if hasattr(self, name)
+        }
+        self._arms: dict[int, str | None] = {}
 
     def run_module(self, module: ir.Module) -> dict[str, Value]:
         """The names of a module after its own code ran."""
@@ -168,7 +172,7 @@ class Walk(Calls):
     def _statements(self, body: Sequence[ir.Stmt]) -> bool:
         for statement in body:
             self.spend(1)
-            handler: Callable[[Any], bool | None] | None = getattr(self, _HANDLERS[type(statement)], None)
+            handler = self._runners.get(type(statement))
             if handler is not None and handler(statement):
                 return True
         return False
@@ -301,11 +305,18 @@ class Walk(Calls):
             return self.block(node.body if known else node.orelse)
         if self._is_on_device(self.eval(node.test), node.test):
             self.synchronised(NOTHING, node.test.at)
-        low_arm = _precision_arm(node.test)
+        low_arm = self._low_arm(node)
         asked = (node.body,) if _asks_for_dtype(node.test) else ()
         arms = [(node.body, low_arm in (None, "yes")), (node.orelse, low_arm in (None, "no"))]
         told = [self.facts_of(node.test, truth) for truth in (True, False)]
         return self._fork(arms, asked, self._arm_without_region(node), told)
+
+    def _low_arm(self, node: ir.If) -> str | None:
+        """``_precision_arm`` of a condition, which is found once."""
+        key = id(node)
+        if key not in self._arms:
+            self._arms[key] = _precision_arm(node.test)
+        return self._arms[key]
 
     def _arm_without_region(self, node: ir.If) -> Sequence[ir.Stmt] | None:
         """The arm that is taken where the regions that this function has entered were off, as the test tells."""
@@ -470,10 +481,12 @@ def _runs(iterated: Value, item: Value) -> bool:
 
 
 def _joined(one: dict[str, Value], two: dict[str, Value]) -> dict[str, Value]:
-    return {
-        name: join(one[name], two[name]) if name in one and name in two else one.get(name, two.get(name, NOTHING))
-        for name in {**one, **two}
-    }
+    found = {**one, **two}
+    for name, value in found.items():
+        before = one.get(name, value)
+        if before is not value:
+            found[name] = join(before, value)
+    return found
 
 
 def _united(
