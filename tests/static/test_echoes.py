@@ -338,7 +338,7 @@ def test_what_is_decided_on_a_path_rules_out_ways_of_a_walk_that_decided_both(
         return original(walker, call, at, world)
 
     original = Walker._listened
-    looks = EVALUATE.replace("    net.train()\n", "    if args.clip:\n        print(total)\n    net.train()\n")
+    looks = EVALUATE.replace("    return total", "    if args.clip:\n        return None\n    return total")
     step = f"""
     print(evaluate(model, {first}))
     if args.clip:
@@ -359,3 +359,60 @@ def test_what_is_decided_on_a_path_rules_out_ways_of_a_walk_that_decided_both(
     monkeypatch.setattr(Walker, "_listened", listened)
     assert told(code) == set()
     assert walked == 2
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize(
+    "result",
+    [
+        "stop = False\n    if epoch.early:\n        stop = True",
+        "kept = {'stop': False}\n    if epoch.early:\n        kept['stop'] = True\n    stop = kept['stop']",
+    ],
+)
+def test_a_way_that_stands_for_both_sides_of_a_condition_is_not_taken_over(
+    result: str, wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that only looks on gives True on one side; where the other side is known, its walk tells nothing."""
+    looks = EVALUATE.replace("    return total / count, worst", f"    {result}\n    return stop")
+    train = f"""
+def train(cfg):
+    evaluate(model, cfg)
+    if {"" if wrong else "not "}cfg.early:
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = loss_of(x, y)
+            scaler.scale(loss).backward()
+            if evaluate(model, cfg):
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+"""
+    found = {rule for rule, _, _ in both_ways(HEAD + looks + train, monkeypatch)}
+    assert ("AMP202" in found) is wrong
+
+
+def test_what_is_known_by_cases_alone_is_no_less_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two paths have met, on neither of which the mode is the one under which the call gives True."""
+    train = """
+def train(mode):
+    evaluate(model, mode)
+    if mode == "x":
+        clip = True
+    elif mode == "y":
+        clip = True
+    else:
+        return
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = loss_of(x, y)
+        if clip:
+            scaler.scale(loss).backward()
+        if evaluate(model, mode):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+"""
+    looks = EVALUATE.replace(
+        "    return total", "    if epoch == 'z':\n        return True\n    return False\n    return total"
+    )
+    assert "AMP202" not in {rule for rule, _, _ in both_ways(HEAD + looks + train, monkeypatch)}

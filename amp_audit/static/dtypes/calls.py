@@ -385,29 +385,24 @@ class Calls(Evaluation):
             env = {name: _recast(value, cast) for name, value in env.items()}
         regions = self.regions if region is None else (*self.regions, region)
         facts = self._facts_that_matter(function)
-        around = tuple(_closed_over(func)) if func.env is not None else ()
-        key = (place, func.bound, tuple(env.items()), around, regions, tuple(self.weights), self.muted > 0, facts)
-        remembers = function.name != "__init__"
+        key = (place, func.bound, tuple(env.items()), regions, tuple(self.weights), self.muted > 0, facts)
+        remembers = func.env is None and function.name != "__init__"
         held = self.memo.get(key) if remembers else None
         if held is not None:
             self.casts.update(held.casts)
-            is_new = self.facts not in held.under and self._casts_are_under_facts()
-            if is_new or func.env is not None:
+            if self.facts not in held.under and self._casts_are_under_facts():
                 held.under.add(self.facts)
                 self.spend(held.own)
             return held.result
-        before, left, within, writes = dict(self.casts), self.fuel, self.remembered, self.heap.writes
+        before, left, within = dict(self.casts), self.fuel, self.remembered
         result = self._run(func, env, region, at)
         if function.decorators:
             self.restore_default(before)  # a decorator may do so
-        if func.env is not None:  # such a function may be a part of what __init__ does
-            remembers = self.heap.writes == writes and before.keys() <= self.casts.keys()
         if remembers:
             own = left - self.fuel - (self.remembered - within)
             added = {name: casts for name, casts in self.casts.items() if before.get(name) != casts}
             self.memo[key] = _Outcome(result, added, own, {self.facts})
-            if func.env is None:
-                self.remembered = within + left - self.fuel
+            self.remembered = within + left - self.fuel
         return result
 
     def _casts_are_under_facts(self) -> bool:
@@ -511,20 +506,6 @@ class Calls(Evaluation):
                 return Tensor()
         number = func.function.name == "__init__" or param.name.lower() in OPTIONS
         return Opaque(key, param.name, number=number)
-
-
-def _closed_over(func: Func) -> Iterator[tuple[str, Value]]:
-    """What a function nested in others, and those that it can call there, may read of the names around."""
-    todo, seen = [func], {func}
-    while todo:
-        inner = todo.pop()
-        for name, value in (inner.env or {}).items():
-            if name in inner.function.words:
-                yield name, value
-                for option in options(value):
-                    if isinstance(option, Func) and option.env is not None and option not in seen:
-                        seen.add(option)
-                        todo.append(option)
 
 
 def _doubles(value: Value) -> Value:

@@ -15,13 +15,10 @@ _NOTHING_KEPT: Mapping[str, Value] = MappingProxyType({})
 
 
 class Heap:
-    """What objects and models keep, by their identities and the names of attributes. ``writes``: how many times they
-    were given something.
-    """
+    """What objects and models keep, by their identities and the names of attributes."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, dict[str, Value]] = {}
-        self.writes = 0
         self._holders: dict[Hashable, dict[Hashable, int]] = {}  # of models -> by how many attributes
 
     def of(self, owner: Hashable) -> Mapping[str, Value]:
@@ -30,7 +27,6 @@ class Heap:
 
     def keep(self, owner: Hashable, name: str, value: Value) -> None:
         """An object keeps a value under a name, in place of what it had there."""
-        self.writes += 1
         kept = self._kept.setdefault(owner, {})
         before = kept.get(name)
         kept[name] = value

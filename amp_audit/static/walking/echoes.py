@@ -168,15 +168,21 @@ class Echo:
         return not self._asks(differing, differing)
 
     def _decides_less(self, world: World) -> bool:
-        """Whether nothing that the walk asked for was decided on its path only. What is decided on this one only rules
-        out some of the ways that the walk found.
+        """Whether nothing that the walk asked for was decided on its path only, and what was decided on this one only
+        rules out some of the ways that the walk found: none of these stands for both sides of it.
         """
         start = self.start
         more = {key for key, truth in start.flags.items() if world.flags.get(key) is not truth}
         if start.cases != world.cases:
             more.update(key for case in start.cases for key, _ in case)
-        differing = more | (world.flags.keys() - start.flags.keys())
-        return not self._asks(more, differing) and any(self._open(world))
+        if start.cases != world.cases:
+            more.update(key for case in world.cases for key, _ in case)
+        fresh = world.flags.keys() - start.flags.keys()
+        if self._asks(more, more | fresh):
+            return False
+        asked = [key for key in fresh if self._asks({key}, {key})]
+        told_apart = all(told(key, end.flags) is not None for key in asked for end in self.ends)
+        return told_apart and any(self._open(world))
 
     def _open(self, world: World) -> Iterator[_End]:
         """The ways that a call which leaves the state as it is may go on a path, by what was decided there."""

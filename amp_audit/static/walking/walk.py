@@ -314,6 +314,8 @@ class Walker(Repeater):
             current = merge(current)
         current = [each for each in current if self.boundaries.may_end(statement, each)] or current
         current += repeated
+        for each in current:
+            each.stamp, each.rounds = outer, each.rounds[:depth]
         if statement.orelse and current:
             final = self.block(statement.orelse, current)
             flow.leave(final)
