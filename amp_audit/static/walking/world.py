@@ -420,8 +420,7 @@ def _joined(worlds: list[World]) -> list[World]:
     first = worlds[0]
     for depth, frame in enumerate(first.frames):
         envs = [world.frames[depth].env for world in worlds]
-        ended = first.limits.told if depth < len(first.frames) - 1 else None
-        _compare(envs, first.deciding.local(frame.function), telling, _live(worlds, depth), told=ended)
+        _compare(envs, first.deciding.local(frame.function), telling, _live(worlds, depth))
     told = first.limits.told
     _compare([world.heap for world in worlds], first.deciding.attributes, telling, told=told)
     own = first.frames[0]
