@@ -37,7 +37,9 @@ def names(source: str) -> tuple[Deciding, dict[str, frozenset[str]]]:
     module = lowering.lower("/project/main.py", textwrap.dedent(source))
     found = deciding([module], Heat([module]))
     functions = [function for function, _ in definitions(module.body)]
-    return found, {function.qualname: found.local(function) or frozenset() for function in functions}
+    return found, {
+        function.qualname: chosen.names if (chosen := found.local(function)) else frozenset() for function in functions
+    }
 
 
 def test_switches_of_regions_decide_wherever_they_come_from() -> None:
@@ -218,3 +220,23 @@ class Trainer:
     module = lowering.lower("/project/main.py", source)
     read = next(function for function, _ in definitions(module.body) if function.name == "read")
     assert Heat([module]).function(read) is followed
+
+
+def test_a_name_that_is_held_against_texts_decides_by_its_text() -> None:
+    source = """
+        import torch
+        def fit(model, data, args, way="mean", device="cuda"):
+            precision = "fp16" if args.half else "fp32"
+            if way == "mean":
+                print(way)
+            with torch.autocast(device, enabled=precision == "fp16"):
+                loss = model(data).mean()
+            loss.backward()
+        """
+    module = lowering.lower("/project/main.py", textwrap.dedent(source))
+    (function,) = (found for found, _ in definitions(module.body))
+    local = deciding([module], Heat([module])).local(function)
+    assert local is not None
+    assert "precision" in local.texts
+    assert "device" in local and "device" not in local.texts
+    assert "way" not in local.texts

@@ -66,10 +66,35 @@ def _declarations(project: Project) -> Iterator[tuple[str, Mapping[str, ir.Expr]
     for module in project.modules.values():
         for call in parts(module.body, into=True) if "add_argument" in module.words else ():
             if isinstance(call, ir.Call) and isinstance(call.func, ir.Attr) and call.func.name == "add_argument":
-                given = {arg.keyword: arg.value for arg in call.args if arg.keyword is not None}
-                flags = [text for arg in call.args if arg.keyword is None and (text := _text(arg.value))]
-                named = next((flag for flag in flags if flag.startswith("--")), flags[0] if flags else "")
-                yield _text(given.get("dest")) or named.lstrip("-").replace("-", "_"), given
+                yield _declared(call)
+
+
+def exclusive(module: ir.Module) -> list[frozenset[str]]:
+    """The switches that parsers of a module let nobody give together, by the groups that they are declared in."""
+    if "add_mutually_exclusive_group" not in module.words:
+        return []
+    groups: list[set[str]] = []
+    held: dict[str, set[str]] = {}
+    for node in statements(module.body, into=True):
+        value = node.value if isinstance(node, (ir.Assign, ir.Evaluate)) else None
+        if not isinstance(value, ir.Call) or not isinstance(value.func, ir.Attr):
+            continue
+        if isinstance(node, ir.Assign) and value.func.name == "add_mutually_exclusive_group":
+            groups.append(set())
+            held.update((target.id, groups[-1]) for target in node.targets if isinstance(target, ir.Name))
+        elif value.func.name == "add_argument" and isinstance(value.func.base, ir.Name):
+            name, given = _declared(value)
+            if _text(given.get("action")) == "store_true":
+                held.get(value.func.base.id, set()).add(name)
+    return [frozenset(group) for group in groups if len(group) > 1]
+
+
+def _declared(call: ir.Call) -> tuple[str, Mapping[str, ir.Expr]]:
+    """The name of an option, and what is said of it by keywords."""
+    given = {arg.keyword: arg.value for arg in call.args if arg.keyword is not None}
+    flags = [text for arg in call.args if arg.keyword is None and (text := _text(arg.value))]
+    named = next((flag for flag in flags if flag.startswith("--")), flags[0] if flags else "")
+    return _text(given.get("dest")) or named.lstrip("-").replace("-", "_"), given
 
 
 def _text(expr: ir.Expr | None) -> str | None:

@@ -20,7 +20,7 @@ from amp_audit.static.walking.evaluate import Evaluator, Results
 from amp_audit.static.walking.evaluate import named as called
 from amp_audit.static.walking.flow import Flow
 from amp_audit.static.walking.hot import Heat
-from amp_audit.static.walking.unknowns import fresh
+from amp_audit.static.walking.unknowns import fresh, fresh_at
 from amp_audit.static.walking.values import (
     NONE,
     Func,
@@ -140,11 +140,11 @@ class Caller(Evaluator):
         return self._call_one(func, node, args, named, world)
 
     def _call_one(self, func: Func, node: ir.Call, args: list[Value], named: dict[str, Value], world: World) -> Results:
-        helps = self.heat.followed(func.function) or self._runs_handed(func, [*args, *named.values()], world)
+        helps = self._helps(func.function, world) or self._runs_handed(func, [*args, *named.values()], world)
         runs = not helps and not self.thrifty and self._runs_a_model(func, args, named, world)
         if not (helps or runs) or func.function.is_generator:
             return [(self.effects.result(func, node, args, named, world), world)]
-        if len(world.frames) > MAX_DEPTH or any(frame.function is func.function for frame in world.frames):
+        if _is_too_deep(func.function, world):
             return [(fresh(node, world), world)]
         if not self._may_visit(func):
             world.state = forget(world.state)
@@ -156,6 +156,10 @@ class Caller(Evaluator):
             (value if _holds_tensor(value) else self.effects.result(func, node, args, named, after), after)
             for value, after in results
         ]
+
+    def _helps(self, function: ir.Function, world: World) -> bool:
+        """Whether a call of a function is followed whatever it is given: for its events, or for what it settles."""
+        return self.heat.followed(function) or world.deciding.settles(function)
 
     def _runs_handed(self, func: Func, args: list[Value], world: World) -> bool:
         """Whether a function may call, or keep, one that it is handed and that can make an event: as an argument, by
@@ -236,8 +240,10 @@ class Caller(Evaluator):
         return as_then(self.limits, self.followed, self._visits)
 
     def follow(self, func: Func, at: int, args: list[Value], named: dict[str, Value], world: World) -> Results:
-        """Walk the body of a function with these arguments."""
+        """Walk the body of a function with these arguments, unless it is running already."""
         function = func.function
+        if _is_too_deep(function, world):
+            return [(fresh_at(at, world), world)]
         place = (func.module.path, function.at)
         self.followed.add(place)
         self.entered[place] += 1
@@ -323,16 +329,17 @@ class Caller(Evaluator):
     ) -> list[World]:
         """Run ``__init__`` on a new instance, or fill the fields of a dataclass."""
         assert instance.cls is not None
-        method = self.project.methods(instance.cls).get("__init__")
+        methods = self.project.methods(instance.cls)
+        method = methods.get("__init__")
         if method is None:
             self._fill_fields(instance, args, named, world)
+            method, args, named = methods.get("__post_init__"), [], {}
+        if method is None:
             return [world]
         func = Func(method[0].module, method[1], instance, {}, method[0])
-        running = any(frame.function is method[1] for frame in world.frames)
-        methods = self.project.methods(instance.cls).values()
         by_name = not instance.model  # a model that looks its layers up by name calls nobody back
-        matters = any(self.heat.followed(each) or (by_name and "getattr" in each.words) for _, each in methods)
-        if running or len(world.frames) > MAX_DEPTH or not matters:
+        matters = any(self._helps(each, world) or (by_name and "getattr" in each.words) for _, each in methods.values())
+        if not matters:
             return [world]
         return [after for _, after in self.follow(func, at, args, named, world)]
 
@@ -373,8 +380,12 @@ class Caller(Evaluator):
     def _goes_into(self, func: Func, args: list[Value], world: World) -> bool:
         """Whether a call of an object goes through the code of its class."""
         matters = self.heat.function(func.function) or self._runs_handed(func, args, world)
-        running = any(frame.function is func.function for frame in world.frames)
-        return matters and not running and len(world.frames) <= MAX_DEPTH
+        return matters and not _is_too_deep(func.function, world)
+
+
+def _is_too_deep(function: ir.Function, world: World) -> bool:
+    """Whether a call of a function is a recursion, or deeper than calls are followed."""
+    return len(world.frames) > MAX_DEPTH or any(frame.function is function for frame in world.frames)
 
 
 def _is_surely_one(value: Value) -> bool:

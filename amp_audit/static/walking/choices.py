@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amp_audit.static.binding.project import External
 from amp_audit.static.walking.lineage import dtype_of
-from amp_audit.static.walking.values import Condition, Literal, Symbol, Table, Value, among, key_of, short
+from amp_audit.static.walking.values import Condition, Literal, Symbol, Table, Value, among, is_none, key_of, short
 from amp_audit.static.walking.world import World, split
 
 NAMED = Table(tuple((name, External(f"torch.{name}")) for name in ("float16", "bfloat16")))
@@ -12,11 +12,12 @@ NAMED = Table(tuple((name, External(f"torch.{name}")) for name in ("float16", "b
 
 
 def is_choice(table: Table, index: Value) -> bool:
-    """Whether an unknown setting picks one of several dtypes, each known by name."""
+    """Whether an unknown setting picks one of several dtypes, or none, each known by name."""
     if table.open or not isinstance(index, (Symbol, External)):
         return False
-    dtypes = {dtype_of(value) for _, value in table.items}
-    return len(dtypes) > 1 and None not in dtypes and all(isinstance(key, str) for key, _ in table.items)
+    dtypes = {dtype_of(value) for _, value in table.items if not is_none(value)}
+    several = len({value for _, value in table.items}) > 1
+    return several and bool(dtypes) and None not in dtypes and all(isinstance(key, str) for key, _ in table.items)
 
 
 def chosen(table: Table, index: Value, world: World) -> tuple[list[tuple[Value, World]], list[World]]:

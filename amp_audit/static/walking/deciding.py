@@ -13,6 +13,7 @@ from dataclasses import field
 
 from amp_audit.records import record
 from amp_audit.static.binding.names import collect
+from amp_audit.static.binding.options import exclusive
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import bodies, expressions, walk
 from amp_audit.static.walking.hot import Heat
@@ -30,22 +31,44 @@ Key = tuple[int, str]
 
 
 @record(frozen=True, slots=True)
+class Choosing:
+    """Deciding names of one kind; ``texts``: those of them that are held against texts, or say which item is taken."""
+
+    names: frozenset[str]
+    texts: frozenset[str]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+
+NOTHING = Choosing(frozenset(), frozenset())
+
+
+@record(frozen=True, slots=True)
 class Deciding:
     """The names in whose truth, None-ness or equality two paths must agree to be one.
 
-    ``branches``: the ``id`` of each ``if`` that sets one of them to a constant.
+    ``branches``: the ``id`` of each ``if`` that sets one of them to a constant. ``settling``: that of each that does so
+    for an attribute or an item, of the function around, and of functions that refuse some of them together or give a
+    text that decides. ``exclusive``: by a switch of the command line, those that cannot be given together with it.
     """
 
-    locals: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    attributes: frozenset[str] = frozenset()
-    globals: frozenset[str] = frozenset()
+    locals: Mapping[int, Choosing] = field(default_factory=dict)
+    attributes: Choosing = field(default_factory=lambda: NOTHING)
+    globals: Choosing = field(default_factory=lambda: NOTHING)
     branches: frozenset[int] = frozenset()
+    settling: frozenset[int] = frozenset()
+    exclusive: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def chosen_by(self, statement: ir.If) -> bool:
         """Whether an ``if`` sets a deciding name to one constant or another."""
         return id(statement) in self.branches
 
-    def local(self, function: ir.Function | None) -> frozenset[str] | None:
+    def settles(self, node: ir.Function | ir.If) -> bool:
+        """Whether a function, or an ``if`` in one, settles what decides elsewhere, though nothing trains in it."""
+        return id(node) in self.settling
+
+    def local(self, function: ir.Function | None) -> Choosing | None:
         """Those of a function; None, which stands for all, where it was not read."""
         return None if function is None else self.locals.get(id(function))
 
@@ -64,7 +87,7 @@ class Readings:
         found = self._read.get(module.path)
         if found is None:
             found = self._read[module.path] = _Reading()
-            found.block(module.body, ())
+            found.module(module)
         return found
 
 
@@ -102,6 +125,24 @@ class _Passed:
 
 
 @record(frozen=True, slots=True)
+class _Setting:
+    """Where a function sets an attribute or an item to a text, if some tests are true."""
+
+    key: Key
+    function: ir.Function
+    ifs: tuple[ir.If, ...]
+
+
+@record(frozen=True, slots=True)
+class _Exclusion:
+    """Where a function does not let some switches be on together, within some tests that ask for some of them."""
+
+    switches: tuple[frozenset[Key], ...]
+    function: ir.Function
+    ifs: tuple[ir.If, ...]
+
+
+@record(frozen=True, slots=True)
 class _Choice:
     """A test, by the names in it. It chooses a path that matters if one of some bodies or expressions does; or if one
     of the arms that it ``forks`` into leaves, unless nothing trains ``within`` the function around and it is not about
@@ -136,9 +177,19 @@ class _Reading:
         self.calls: dict[str, list[tuple[_Argument, ...]]] = {}
         self.read: set[int] = set()
         self.constants: list[tuple[Key, tuple[ir.If, ...]]] = []
+        self.settings: list[_Setting] = []
+        self.exclusions: list[_Exclusion] = []
+        self.spelling: list[ir.Function] = []
+        self.exclusive: list[frozenset[str]] = []
+        self.spelt: list[tuple[frozenset[Key], ir.If | None]] = []
         self._ifs: tuple[ir.If, ...] = ()
 
     # Statements
+
+    def module(self, module: ir.Module) -> None:
+        """Read all that a module says."""
+        self.block(module.body, ())
+        self.exclusive = exclusive(module)
 
     def block(self, body: Iterable[ir.Stmt], scopes: _Scopes, cls: ir.Class | None = None) -> None:
         """Read statements; those of a class body bind attributes."""
@@ -146,6 +197,7 @@ class _Reading:
             for expression in expressions(node):
                 for part in walk(expression):
                     self._expression(part, scopes)
+                    self._held(part, node, scopes)
             if isinstance(node, ir.Function):
                 self._function(node, scopes)
             elif isinstance(node, ir.Class):
@@ -164,21 +216,47 @@ class _Reading:
                 keys = self._targets(target, scopes, cls)
                 self._flow(keys, node.value, scopes)
                 if self._ifs and _is_constant(node.value):
-                    self.constants += [(key, self._ifs) for key in keys]
+                    self._constant(target, keys, bool(_text(node.value)), scopes)
         elif isinstance(node, ir.Augment):
             self._flow(self._targets(node.target, scopes, cls), node.value, scopes)
         elif isinstance(node, ir.For):
             self._flow(self._targets(node.target, scopes, cls), node.iterable, scopes)
         elif isinstance(node, ir.Return) and node.value is not None and scopes:
             self._flow([(_RETURNED, scopes[-1].function.name)], node.value, scopes)
+            if _text(node.value):
+                self.spelling.append(scopes[-1].function)
         elif isinstance(node, ir.If):
             within = scopes[-1].function if scopes else None
             self.choices.append(_Choice(self._names(node.test, scopes), within, forks=(*node.body, *node.orelse)))
+            if within is not None and any(map(_ends, node.body)):
+                self._exclusion([*(each.test for each in self._ifs), node.test], frozenset(), scopes)
+        elif isinstance(node, ir.Assert) and scopes:
+            self._exclusion([*(each.test for each in self._ifs), node.test], frozenset(), scopes)
         elif isinstance(node, ir.While):
             self.choices.append(_Choice(self._names(node.test, scopes), matters=node.body))
         elif isinstance(node, ir.Match):
             arms = tuple(statement for case in node.cases for statement in case.body)
             self.choices.append(_Choice(self._names(node.subject, scopes), matters=arms))
+
+    def _constant(self, target: ir.Expr, keys: list[Key], text: bool, scopes: _Scopes) -> None:
+        """Note what is set to a constant where some tests are true: what is held against a text there chooses it."""
+        self.constants += [(key, self._ifs) for key in keys]
+        spelt = {name for each in self._ifs for part in walk(each.test) for name in self._spelt(part, scopes)}
+        for key in keys if spelt else ():
+            self.flows.setdefault(key, set()).update(spelt)
+        if scopes and isinstance(target, (ir.Attr, ir.Subscript)):
+            function = scopes[-1].function
+            if text:
+                self.settings += [_Setting(key, function, self._ifs) for key in keys]
+            elif _is_given(target, function):
+                self._exclusion([each.test for each in self._ifs], frozenset(keys), scopes)
+
+    def _exclusion(self, tests: Iterable[ir.Expr], target: frozenset[Key], scopes: _Scopes) -> None:
+        """Note which switches a function does not let be on together: it raises an error, or sets one to a constant."""
+        switches = [frozenset(self._own(each, scopes)) for test in tests for each in _switches(test)]
+        switches += [target] if target else []
+        if len(switches) > 1:
+            self.exclusions.append(_Exclusion(tuple(switches), scopes[-1].function, self._ifs))
 
     def _function(self, node: ir.Function, scopes: _Scopes) -> None:
         self.functions.setdefault(node.name, []).append(node)
@@ -208,8 +286,11 @@ class _Reading:
             return [(_ATTRIBUTE, target.name)]
         if isinstance(target, ir.Sequence):
             return [key for item in target.items for key in self._targets(item, scopes, cls)]
-        if isinstance(target, (ir.Starred, ir.Subscript)):
-            return self._targets(target.value if isinstance(target, ir.Starred) else target.base, scopes, cls)
+        if isinstance(target, ir.Subscript):
+            item = _text(target.index)
+            return [*self._targets(target.base, scopes, cls), *([(_ATTRIBUTE, item)] if item else [])]
+        if isinstance(target, ir.Starred):
+            return self._targets(target.value, scopes, cls)
         return []
 
     # Expressions
@@ -233,6 +314,11 @@ class _Reading:
         elif isinstance(node, ir.Lambda):
             self._function(node.function, scopes)
 
+    def _held(self, node: ir.Expr, statement: ir.Stmt, scopes: _Scopes) -> None:
+        spelt = self._spelt(node, scopes)
+        if spelt:
+            self.spelt.append((spelt, statement if isinstance(statement, ir.If) else None))
+
     def _flow(self, targets: list[Key], value: ir.Expr, scopes: _Scopes) -> None:
         sources = set(self._sources(value, scopes))
         for target in targets if sources else ():
@@ -241,6 +327,14 @@ class _Reading:
     def _names(self, node: ir.Expr, scopes: _Scopes) -> frozenset[Key]:
         """All names in a test."""
         return frozenset(key for part in walk(node) for key in self._own(part, scopes))
+
+    def _spelt(self, node: ir.Expr, scopes: _Scopes) -> frozenset[Key]:
+        """The names in an expression that are held against a text, or say which item is taken."""
+        if isinstance(node, ir.Compare):
+            return self._names(node, scopes) if any(map(_text, walk(node))) else frozenset()
+        if isinstance(node, ir.Call) and _called(node) == "get":
+            return self._names(node.args[0].value, scopes) if node.args else frozenset()
+        return self._names(node.index, scopes) if isinstance(node, ir.Subscript) else frozenset()
 
     def _sources(self, node: ir.Expr, scopes: _Scopes) -> Iterator[Key]:
         """The names whose known truth a value may have its own from."""
@@ -258,8 +352,8 @@ class _Reading:
         elif isinstance(node, ir.Mapping):
             parts = tuple(value for _, value in node.items)
         elif isinstance(node, ir.Subscript):
-            parts = (node.base,)
-        elif isinstance(node, ir.Call) and _called(node) in _TRANSPARENT:
+            parts = (node.base, node.index)
+        elif isinstance(node, ir.Call) and _called(node) in (*_TRANSPARENT, "get"):
             parts = tuple(arg.value for arg in node.args)
         elif isinstance(node, (ir.Walrus, ir.Starred)):
             parts = (node.value,)
@@ -275,6 +369,8 @@ class _Reading:
             yield (_ATTRIBUTE, node.name)
             yield (_GLOBAL, node.name)
             yield (_RETURNED, node.name)  # a property
+        elif isinstance(node, ir.Subscript) and (item := _text(node.index)):
+            yield (_ATTRIBUTE, item)
         elif isinstance(node, ir.Call):
             yield (_RETURNED, _called(node))
             if _called(node) in ("getattr", "get", "hasattr"):
@@ -298,19 +394,64 @@ def _closed(readings: Sequence[_Reading], heat: Heat) -> Deciding:
             flows.setdefault(key, []).append(sources)
     for key, passed in _passed(readings):
         flows.setdefault(key, []).append(passed)
-    queue = [*found]
+    found = _reached(found, flows)
+    branches = frozenset(
+        id(node) for reading in readings for key, ifs in reading.constants if key in found for node in ifs
+    )
+    spelt = (
+        names for reading in readings for names, test in reading.spelt if test is None or _acts(test, branches, heat)
+    )
+    texts = _reached(found & frozenset[Key]().union(*spelt), flows)
+    names: dict[int, tuple[set[str], set[str]]] = {
+        each: (set(), set()) for reading in readings for each in reading.read
+    }
+    for kind, name in found:
+        names.setdefault(kind, (set(), set()))[0].add(name)
+    for kind, name in texts:
+        names[kind][1].add(name)
+    kinds = {kind: Choosing(frozenset(own), frozenset(spelt)) for kind, (own, spelt) in names.items()}
+    settling = set[int]()
+    for reading in readings:
+        for each in reading.settings:
+            if each.key in texts:
+                settling.update([id(each.function), *map(id, each.ifs)])
+        for exclusion in reading.exclusions:
+            if not any(map(found.isdisjoint, exclusion.switches)):
+                settling.update([id(exclusion.function), *map(id, exclusion.ifs)])
+        settling.update(id(function) for function in reading.spelling if (_RETURNED, function.name) in texts)
+    return Deciding(
+        kinds,
+        kinds.get(_ATTRIBUTE, NOTHING),
+        kinds.get(_GLOBAL, NOTHING),
+        branches,
+        frozenset(settling),
+        _others(readings),
+    )
+
+
+def _others(readings: Sequence[_Reading]) -> Mapping[str, frozenset[str]]:
+    """The switches that exclude one another, by each of them."""
+    found: dict[str, frozenset[str]] = {}
+    for group in (each for reading in readings for each in reading.exclusive):
+        for name in group:
+            found[name] = found.get(name, frozenset()) | group - {name}
+    return found
+
+
+def _reached(names: set[Key], flows: Mapping[Key, Iterable[Set[Key]]]) -> set[Key]:
+    """The names, and all that they are made from."""
+    found, queue = {*names}, [*names]
     while queue:
         for each in flows.get(queue.pop(), ()):
             queue += each - found
             found.update(each)
-    names: dict[int, set[str]] = {number: set() for reading in readings for number in reading.read}
-    for kind, name in found:
-        names.setdefault(kind, set()).add(name)
-    frozen = {kind: frozenset(each) for kind, each in names.items()}
-    branches = frozenset(
-        id(node) for reading in readings for key, ifs in reading.constants if key in found for node in ifs
-    )
-    return Deciding(frozen, frozen.get(_ATTRIBUTE, frozenset()), frozen.get(_GLOBAL, frozenset()), branches)
+    return found
+
+
+def _acts(test: ir.If, branches: Set[int], heat: Heat) -> bool:
+    """Whether an ``if`` chooses more than where the code goes on."""
+    arms = (*test.body, *test.orelse)
+    return id(test) in branches or heat.matters(arms) or heat.settles(arms)
 
 
 def _passed(readings: Sequence[_Reading]) -> Iterator[tuple[Key, Set[Key]]]:
@@ -341,11 +482,36 @@ def _of_parameters(passed: _Passed, function: ir.Function) -> Iterator[tuple[Key
             yield (id(function), param.name), passed.anyhow
 
 
+def _ends(statement: ir.Stmt) -> bool:
+    """Whether a statement may end the program."""
+    if isinstance(statement, ir.Evaluate) and isinstance(statement.value, ir.Call):
+        return _called(statement.value) in ("exit", "error")
+    return isinstance(statement, ir.Raise)
+
+
+def _switches(test: ir.Expr) -> Iterator[ir.Expr]:
+    """What a test asks the truth of: names, attributes and items most often."""
+    if isinstance(test, ir.BoolOp):
+        yield from _switches(test.left)
+        yield from _switches(test.right)
+    elif isinstance(test, ir.Unary):
+        yield from _switches(test.operand)
+    else:
+        yield test
+
+
 def _is_constant(node: ir.Expr) -> bool:
     """Whether a value may be a switch or a dtype, known as it stands."""
     if isinstance(node, ir.Sequence):
         return any(map(_is_constant, node.items))
     return isinstance(node, ir.Attr) or (isinstance(node, ir.Const) and not isinstance(node.value, (float, bytes)))
+
+
+def _is_given(target: ir.Expr, function: ir.Function) -> bool:
+    """Whether a target is part of a parameter."""
+    while isinstance(target, (ir.Attr, ir.Subscript)):
+        target = target.base
+    return isinstance(target, ir.Name) and any(param.name == target.id != "self" for param in function.params)
 
 
 def _called(call: ir.Call) -> str:

@@ -209,6 +209,8 @@ class Library(Methods):
                 return [(given, world)]
         if name in ("copy.deepcopy", "copy.copy") and args and isinstance(args[0], Instance):
             return [(replace(args[0], id=(args[0].id, node.at)), world)]
+        if name in ("copy.deepcopy", "copy.copy") and args and _is_settings(args[0], world):
+            return [(args[0], world)]
         if name in _CHANGES and args and isinstance(args[0], (Instance, Symbol)):
             return [(_changed(args[0], named, node.at, world), world)]
         if name == "builtins.getattr" and len(args) == 2 and key_of(args[0]) == "torch" and is_choice(NAMED, args[1]):
@@ -425,6 +427,13 @@ def builds_optimizer(name: str) -> bool:
         and short_name[:1].isupper()
         and (bool(re.search(r"Adam|SGD|Lion|LAMB|Lamb|RMSprop|Adagrad|Adafactor", short_name)))
     )
+
+
+def _is_settings(value: Value, world: World) -> bool:
+    """Whether something is a dict of which items are known, none of them a model or what trains one."""
+    if isinstance(value, Table):
+        return all(isinstance(each, (Literal, Symbol, Condition, Items, Table, External)) for each in inside(value))
+    return isinstance(value, Symbol) and any(key == value.key and name[:1] == "[" for key, name in world.heap)
 
 
 def _is_part(value: Value) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from amp_audit.events import Event, Kind, Via
 from amp_audit.records import replace
 from amp_audit.state import LOW_PRECISION, blur, get, region_dtype
+from amp_audit.static.binding.project import External
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import is_scheduler
 from amp_audit.static.source.traverse import last_word
@@ -62,6 +63,7 @@ from amp_audit.static.walking.world import World
 if TYPE_CHECKING:
     from amp_audit.static.walking.evaluate import Results
 
+_PARSERS_END = frozenset({"error", "exit"})
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 _CONSTANTS = ("torch.ones", "torch.tensor", "torch.as_tensor", "torch.full")
 _OF_SCALERS = frozenset({"scale", "unscale_", "step", "update", "is_enabled", "state_dict", "get_scale"})
@@ -377,6 +379,8 @@ class Methods(Ranks):
                 return [(NONE, world)]
             return self._optimizer(base.key, name, node, args, named, world)
         self.threaded(f"{base.key} {base.text}", name, args, named, node.at, world)
+        if name in _PARSERS_END and "pars" in tail(base).lower():
+            return [(External("builtins.exit"), world)]
         if name == "register_comm_hook":
             self.comm_hook(node, [*args, *named.values()], world)
         if is_average(tail(base), name) or (name == "update_parameters" and is_averaged_model(base)):

@@ -39,7 +39,12 @@ def setting(value: Value, key: str, name: str) -> Value:
 
 
 def fresh(node: ir.Expr, world: World) -> Symbol:
-    return Symbol(f"{tag(world.frame.module.path)}:{node.at}", volatile=True)
+    return fresh_at(node.at, world)
+
+
+def fresh_at(at: int, world: World) -> Symbol:
+    """Something unknown that is made at a place."""
+    return Symbol(f"{tag(world.frame.module.path)}:{at}", volatile=True)
 
 
 def named_after(value: Value, node: ir.Expr) -> Value:

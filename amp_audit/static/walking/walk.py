@@ -179,6 +179,7 @@ class Walker(Repeater):
         here = worlds[0]
         calm = self.heat.is_quiet(here.frame.function) and not self.heat.tells(statement)
         cold = calm or not (self.heat.forks((*statement.body, *statement.orelse)) or here.deciding.chosen_by(statement))
+        cold = cold and not here.deciding.settles(statement)
         if cold and not _refuses(statement):
             for world in worlds:
                 self._cold_if(statement, world, flow)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from amp_audit.hazards import Trail
+from amp_audit.policy import DEFAULT_DTYPES
 from amp_audit.records import replace
 from amp_audit.state import State, join
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
 from amp_audit.static.walking.cases import ANY, Case, simplified, told
-from amp_audit.static.walking.deciding import Deciding
+from amp_audit.static.walking.deciding import Choosing, Deciding
 from amp_audit.static.walking.values import (
     Condition,
     Func,
@@ -291,6 +292,10 @@ class World:
     def decide(self, condition: Condition, truth: bool) -> None:
         key, value = self.condition_key(condition), truth is not condition.negated
         self.flags[key] = value
+        if value and self.deciding.exclusive:
+            base, _, name = key.rpartition(".")
+            for other in self.deciding.exclusive.get(name, ()):
+                self.flags.setdefault(f"{base}.{other}", False)
         if self.cases:
             self.cases = tuple(case for case in self.cases if told(key, dict(case)) is not (not value))
             if len(self.cases) == 1:
@@ -442,7 +447,7 @@ def _live(worlds: list[World], depth: int) -> frozenset[str] | None:
 
 def _compare(
     names: Sequence[Mapping[K, Value]],
-    deciding: frozenset[str] | None,
+    deciding: Choosing | None,
     telling: list[list[Hashable]],
     live: frozenset[str] | None = None,
     path: str | None = None,
@@ -468,7 +473,7 @@ def _compare(
 
 
 def _tellings(
-    names: Sequence[Mapping[K, Value]], deciding: frozenset[str] | None, live: frozenset[str] | None, path: str | None
+    names: Sequence[Mapping[K, Value]], deciding: Choosing | None, live: frozenset[str] | None, path: str | None
 ) -> list[Hashable]:
     first, differing = names[0], set[K]()
     for other in names:
@@ -482,7 +487,7 @@ def _tellings(
 
 def _telling(
     held: Mapping[K, Value],
-    deciding: frozenset[str] | None,
+    deciding: Choosing | None,
     live: frozenset[str] | None = None,
     path: str | None = None,
 ) -> Hashable:
@@ -502,17 +507,34 @@ def _lives(key: Hashable, live: frozenset[str], path: str | None) -> bool:
     return key in live
 
 
-def _tells(key: Hashable, value: Value, deciding: frozenset[str] | None) -> bool:
+_DEVICES = frozenset({*DEFAULT_DTYPES, "meta"})
+
+
+def _tells(key: Hashable, value: Value, deciding: Choosing | None) -> bool:
     name = key[-1] if isinstance(key, tuple) else key
-    if is_data(value) or name == MADE_OF:
+    if name == MADE_OF:
         return False
+    spelt = name[2:-2] if isinstance(name, str) and name.startswith("['") else name
+    if is_data(value):
+        parts = [item for _, item in value.items] if isinstance(value, Table) else [value]
+        return deciding is not None and spelt in deciding.texts and any(map(_speaks, parts))
     if deciding is None or not isinstance(value, (Literal, Condition)):
         return True
-    return name in deciding or (isinstance(name, str) and name.startswith(("#", "[")))
+    return spelt in deciding or (isinstance(spelt, str) and spelt.startswith(("#", "[")))
+
+
+def _speaks(value: Value) -> bool:
+    """Whether a value is a text by which code may go on. On which device it is, no rule asks."""
+    text = value.value if isinstance(value, Literal) else None
+    return isinstance(text, str) and text.partition(":")[0] not in _DEVICES
 
 
 def _outline(value: Value) -> Value:
-    """A tensor without what it leads back to and its divisors, which are joined where worlds meet."""
+    """A tensor without what it leads back to and its divisors, which are joined where worlds meet; a dict without what
+    is only data.
+    """
+    if isinstance(value, Table):
+        return replace(value, items=tuple(each for each in value.items if _speaks(each[1]) or not is_data(each[1])))
     return (
         replace(value, owners=frozenset(), divided=frozenset(), ran=frozenset(), cut=False)
         if isinstance(value, Tensor)
