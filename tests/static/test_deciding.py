@@ -222,7 +222,7 @@ class Trainer:
     assert Heat([module]).function(read) is followed
 
 
-def test_a_name_that_is_held_against_texts_decides_by_its_text() -> None:
+def test_a_name_that_is_held_against_words_decides_by_its_word() -> None:
     source = """
         import torch
         def fit(model, data, args, way="mean", device="cuda"):
@@ -237,6 +237,6 @@ def test_a_name_that_is_held_against_texts_decides_by_its_text() -> None:
     (function,) = (found for found, _ in definitions(module.body))
     local = deciding([module], Heat([module])).local(function)
     assert local is not None
-    assert "precision" in local.texts
-    assert "device" in local and "device" not in local.texts
-    assert "way" not in local.texts
+    assert "precision" in local.words
+    assert "device" in local and "device" not in local.words
+    assert "way" not in local.words

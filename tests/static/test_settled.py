@@ -156,6 +156,16 @@ _WAYS = {
         "",
         'precision = "fp16" if args.fp16 else "bf16" if args.bf16 else "fp32"\n' + _ASKED.format(name="precision"),
     ),
+    "a number of bits": (
+        "",
+        "bits = 32\nif args.fp16:\n    bits = 16\nelif args.bf16:\n    bits = 8\n"
+        "dtype = torch.float16 if bits == 16 else torch.bfloat16 if bits == 8 else None",
+    ),
+    "a dict of arguments": (
+        "",
+        "given = {}\nif args.fp16:\n    given = {'dtype': torch.float16}\nelif args.bf16:\n"
+        "    given = {'dtype': torch.bfloat16}\ndtype = given.get('dtype')",
+    ),
     "a class": (_CLASS, "settings = Settings(args)\n" + _TAKEN.format(name="settings.precision")),
     "a method": (_LATER, "settings = Settings(args)\n" + _COMPARED.format(name="settings.precision")),
     "a dataclass": (_DATA, "settings = Settings(args.fp16, args.bf16)\n" + _ASKED.format(name="settings.precision")),

@@ -25,17 +25,24 @@ _SWITCHED = MENTIONED | {"set_grad_enabled", "inference_mode", "requires_grad_",
 _TRANSPARENT = frozenset({"bool", "int", "float", "str", "any", "all", "not_", "isinstance"})
 """Calls whose result is as known as what they are given."""
 
+_BITS = frozenset({8, 16, 32, 64})
+
 _ATTRIBUTE, _GLOBAL, _RETURNED, _KEYWORD = -1, -2, -3, -4
 Key = tuple[int, str]
 """A local name with the ``id`` of its function; or what kind of other name it is, with its spelling."""
 
 
+def is_word(value: object) -> bool:
+    """Whether a constant may be what code calls a precision by: a text, or a number of bits."""
+    return bool(value) if isinstance(value, str) else type(value) is int and value in _BITS
+
+
 @record(frozen=True, slots=True)
 class Choosing:
-    """Deciding names of one kind; ``texts``: those of them that are held against texts, or say which item is taken."""
+    """Deciding names of one kind; ``words``: those of them that are held against words, or say which item is taken."""
 
     names: frozenset[str]
-    texts: frozenset[str]
+    words: frozenset[str]
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -50,7 +57,7 @@ class Deciding:
 
     ``branches``: the ``id`` of each ``if`` that sets one of them to a constant. ``settling``: that of each that does so
     for an attribute or an item, of the function around, and of functions that refuse some of them together or give a
-    text that decides. ``exclusive``: by a switch of the command line, those that cannot be given together with it.
+    word that decides. ``exclusive``: by a switch of the command line, those that cannot be given together with it.
     """
 
     locals: Mapping[int, Choosing] = field(default_factory=dict)
@@ -126,7 +133,7 @@ class _Passed:
 
 @record(frozen=True, slots=True)
 class _Setting:
-    """Where a function sets an attribute or an item to a text, if some tests are true."""
+    """Where a function sets an attribute or an item to a word, if some tests are true."""
 
     key: Key
     function: ir.Function
@@ -216,14 +223,14 @@ class _Reading:
                 keys = self._targets(target, scopes, cls)
                 self._flow(keys, node.value, scopes)
                 if self._ifs and _is_constant(node.value):
-                    self._constant(target, keys, bool(_text(node.value)), scopes)
+                    self._constant(target, keys, _is_word(node.value), scopes)
         elif isinstance(node, ir.Augment):
             self._flow(self._targets(node.target, scopes, cls), node.value, scopes)
         elif isinstance(node, ir.For):
             self._flow(self._targets(node.target, scopes, cls), node.iterable, scopes)
         elif isinstance(node, ir.Return) and node.value is not None and scopes:
             self._flow([(_RETURNED, scopes[-1].function.name)], node.value, scopes)
-            if _text(node.value):
+            if _is_word(node.value):
                 self.spelling.append(scopes[-1].function)
         elif isinstance(node, ir.If):
             within = scopes[-1].function if scopes else None
@@ -238,15 +245,15 @@ class _Reading:
             arms = tuple(statement for case in node.cases for statement in case.body)
             self.choices.append(_Choice(self._names(node.subject, scopes), matters=arms))
 
-    def _constant(self, target: ir.Expr, keys: list[Key], text: bool, scopes: _Scopes) -> None:
-        """Note what is set to a constant where some tests are true: what is held against a text there chooses it."""
+    def _constant(self, target: ir.Expr, keys: list[Key], word: bool, scopes: _Scopes) -> None:
+        """Note what is set to a constant where some tests are true: what is held against a word there chooses it."""
         self.constants += [(key, self._ifs) for key in keys]
         spelt = {name for each in self._ifs for part in walk(each.test) for name in self._spelt(part, scopes)}
         for key in keys if spelt else ():
             self.flows.setdefault(key, set()).update(spelt)
         if scopes and isinstance(target, (ir.Attr, ir.Subscript)):
             function = scopes[-1].function
-            if text:
+            if word:
                 self.settings += [_Setting(key, function, self._ifs) for key in keys]
             elif _is_given(target, function):
                 self._exclusion([each.test for each in self._ifs], frozenset(keys), scopes)
@@ -329,9 +336,9 @@ class _Reading:
         return frozenset(key for part in walk(node) for key in self._own(part, scopes))
 
     def _spelt(self, node: ir.Expr, scopes: _Scopes) -> frozenset[Key]:
-        """The names in an expression that are held against a text, or say which item is taken."""
+        """The names in an expression that are held against a word, or say which item is taken."""
         if isinstance(node, ir.Compare):
-            return self._names(node, scopes) if any(map(_text, walk(node))) else frozenset()
+            return self._names(node, scopes) if any(map(_is_word, walk(node))) else frozenset()
         if isinstance(node, ir.Call) and _called(node) == "get":
             return self._names(node.args[0].value, scopes) if node.args else frozenset()
         return self._names(node.index, scopes) if isinstance(node, ir.Subscript) else frozenset()
@@ -401,24 +408,24 @@ def _closed(readings: Sequence[_Reading], heat: Heat) -> Deciding:
     spelt = (
         names for reading in readings for names, test in reading.spelt if test is None or _acts(test, branches, heat)
     )
-    texts = _reached(found & frozenset[Key]().union(*spelt), flows)
+    words = _reached(found & frozenset[Key]().union(*spelt), flows)
     names: dict[int, tuple[set[str], set[str]]] = {
         each: (set(), set()) for reading in readings for each in reading.read
     }
     for kind, name in found:
         names.setdefault(kind, (set(), set()))[0].add(name)
-    for kind, name in texts:
+    for kind, name in words:
         names[kind][1].add(name)
     kinds = {kind: Choosing(frozenset(own), frozenset(spelt)) for kind, (own, spelt) in names.items()}
     settling = set[int]()
     for reading in readings:
         for each in reading.settings:
-            if each.key in texts:
+            if each.key in words:
                 settling.update([id(each.function), *map(id, each.ifs)])
         for exclusion in reading.exclusions:
             if not any(map(found.isdisjoint, exclusion.switches)):
                 settling.update([id(exclusion.function), *map(id, exclusion.ifs)])
-        settling.update(id(function) for function in reading.spelling if (_RETURNED, function.name) in texts)
+        settling.update(id(function) for function in reading.spelling if (_RETURNED, function.name) in words)
     return Deciding(
         kinds,
         kinds.get(_ATTRIBUTE, NOTHING),
@@ -504,6 +511,8 @@ def _is_constant(node: ir.Expr) -> bool:
     """Whether a value may be a switch or a dtype, known as it stands."""
     if isinstance(node, ir.Sequence):
         return any(map(_is_constant, node.items))
+    if isinstance(node, ir.Mapping):
+        return any(_is_constant(value) for _, value in node.items)
     return isinstance(node, ir.Attr) or (isinstance(node, ir.Const) and not isinstance(node.value, (float, bytes)))
 
 
@@ -512,6 +521,11 @@ def _is_given(target: ir.Expr, function: ir.Function) -> bool:
     while isinstance(target, (ir.Attr, ir.Subscript)):
         target = target.base
     return isinstance(target, ir.Name) and any(param.name == target.id != "self" for param in function.params)
+
+
+def _is_word(node: ir.Expr) -> bool:
+    """Whether it is a constant by which code may call a precision: a text, or a number of bits."""
+    return isinstance(node, ir.Const) and is_word(node.value)
 
 
 def _called(call: ir.Call) -> str:

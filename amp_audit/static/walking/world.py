@@ -18,7 +18,7 @@ from amp_audit.state import State, join
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
 from amp_audit.static.walking.cases import ANY, Case, simplified, told
-from amp_audit.static.walking.deciding import Choosing, Deciding
+from amp_audit.static.walking.deciding import Choosing, Deciding, is_word
 from amp_audit.static.walking.values import (
     Condition,
     Func,
@@ -517,16 +517,16 @@ def _tells(key: Hashable, value: Value, deciding: Choosing | None) -> bool:
     spelt = name[2:-2] if isinstance(name, str) and name.startswith("['") else name
     if is_data(value):
         parts = [item for _, item in value.items] if isinstance(value, Table) else [value]
-        return deciding is not None and spelt in deciding.texts and any(map(_speaks, parts))
+        return deciding is not None and spelt in deciding.words and any(map(_speaks, parts))
     if deciding is None or not isinstance(value, (Literal, Condition)):
         return True
     return spelt in deciding or (isinstance(spelt, str) and spelt.startswith(("#", "[")))
 
 
 def _speaks(value: Value) -> bool:
-    """Whether a value is a text by which code may go on. On which device it is, no rule asks."""
-    text = value.value if isinstance(value, Literal) else None
-    return isinstance(text, str) and text.partition(":")[0] not in _DEVICES
+    """Whether a value is a word by which code may go on. On which device it is, no rule asks."""
+    word = value.value if isinstance(value, Literal) else None
+    return is_word(word) and not (isinstance(word, str) and word.partition(":")[0] in _DEVICES)
 
 
 def _outline(value: Value) -> Value:
