@@ -360,7 +360,9 @@ class _Reading:
             parts = tuple(value for _, value in node.items)
         elif isinstance(node, ir.Subscript):
             parts = (node.base, node.index)
-        elif isinstance(node, ir.Call) and _called(node) in (*_TRANSPARENT, "get"):
+        elif isinstance(node, ir.Call) and isinstance(node.func, ir.Attr) and node.func.name == "get":
+            parts = (node.func.base, *(arg.value for arg in node.args))
+        elif isinstance(node, ir.Call) and _called(node) in _TRANSPARENT:
             parts = tuple(arg.value for arg in node.args)
         elif isinstance(node, (ir.Walrus, ir.Starred)):
             parts = (node.value,)
