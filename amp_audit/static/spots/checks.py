@@ -14,7 +14,7 @@ from amp_audit.static.source import ir
 from amp_audit.static.source.conditions import NO_FACTS, exclude, facts_at
 from amp_audit.static.source.traverse import bodies, dotted_text, expressions, statements, walk
 from amp_audit.static.spots.handed import Space, reached
-from amp_audit.static.spots.prepared import Prepared, depends, has_prepared, identities
+from amp_audit.static.spots.prepared import Prepared, has_prepared, identities
 from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
 
 ACCELERATOR = ("accelerate.Accelerator",)
@@ -65,7 +65,7 @@ def accelerate_bypassed(
     assumed = "" if prepared.sure else " (if mixed_precision is fp16)"
     through = [any(_goes_through(call, where, project) for call in calls(body)) for where, body in around]
     own = [
-        Space(where, body, (frozenset(prepared.keys),))
+        Space(where, body, (frozenset(prepared.keys),), project)
         for (where, body), goes_through in zip(around, through)
         if goes_through or not (prepared.sometimes and any(through))  # else it trains the runs without accelerator
     ]
@@ -74,7 +74,7 @@ def accelerate_bypassed(
     }
     made = [facts_at(body, call.at) for _, body in around for call in calls(body) if method(call) == "prepare"]
     under = made[0].intersection(*made[1:]) if made else NO_FACTS
-    for space in reached(own, project, without):
+    for space in reached(own, without):
         for at, message in _bypasses(space, replace(prepared, keys=set(space.groups[0])), project, origins):
             if exclude(under, facts_at(space.body, at)):
                 continue
@@ -138,7 +138,7 @@ def _accumulates(call: ir.Call) -> bool:
 
 
 def _bypasses(space: Space, prepared: Prepared, project: Project, origins: Origins) -> Iterator[tuple[int, str]]:
-    where, body, losses = space.where, space.body, space.graph
+    where, body = space.where, space.body
     by_hand = any(method(call) == "unscale_gradients" for call in calls(body))
     without = set(_without_accelerator(where, body, prepared, project))
     for call in calls(body):
@@ -146,7 +146,7 @@ def _bypasses(space: Space, prepared: Prepared, project: Project, origins: Origi
             continue
         name = project.qualified(where.module, call.func, where.scope)
         if method(call) == "backward" and isinstance(call.func, ir.Attr):
-            if name is None and depends(call.func.base, where, prepared, losses):
+            if name is None and space.carries(call.func.base):
                 yield call.at, "backward past the accelerator: the loss is not scaled, yet the step unscales it"
         elif name in CLIPS and not by_hand and call.args and has_prepared(call.args[0].value, where, prepared):
             yield call.at, "torch's own clip sees gradients that still carry the accelerator's loss scale"

@@ -22,7 +22,7 @@ from amp_audit.static.spots.checks import ACCELERATOR, mixed_precision
 from amp_audit.static.spots.configs import in_json, lookup
 from amp_audit.static.spots.halved import halves, halving, unwrapped
 from amp_audit.static.spots.handed import Space, reached
-from amp_audit.static.spots.prepared import Prepared, depends, identities
+from amp_audit.static.spots.prepared import Prepared, identities
 from amp_audit.static.spots.spaces import CLIPS, calls, method, spaces
 from amp_audit.static.spots.upcast import is_treated, is_treated_where_made
 
@@ -481,9 +481,9 @@ def deepspeed(
         return
     around = list(spaces(module))
     engines, optimizers = _engines(around, module, project)
-    own = [Space(where, body, (frozenset(engines.keys), frozenset(optimizers))) for where, body in around]
+    own = [Space(where, body, (frozenset(engines.keys), frozenset(optimizers)), project) for where, body in around]
     made = NO_FACTS.union(*(facts_at(body, engines.at) for _, body in around)) if engines.keys else NO_FACTS
-    for space in reached(own, project, ()) if engines.keys else ():
+    for space in reached(own, ()) if engines.keys else ():
         for at, message in _past_engine(space, project, origins):
             if exclude(made, facts_at(space.body, at)):
                 continue
@@ -512,7 +512,7 @@ def _engines(
 
 
 def _past_engine(space: Space, project: Project, origins: Origins) -> Iterator[tuple[int, str]]:
-    where, body, names = space.where, space.body, space.graph
+    where, body = space.where, space.body
     engines, optimizers = space.groups
     for call in calls(body):
         base = call.func.base if isinstance(call.func, ir.Attr) else None
@@ -521,7 +521,7 @@ def _past_engine(space: Space, project: Project, origins: Origins) -> Iterator[t
         if method(call) == "backward" and set(identities(base, where)) & engines:
             if any(_is_scaled(arg.value, where, origins) for arg in call.args):
                 yield call.at, "the engine scales the loss itself: a GradScaler before it scales it twice"
-        elif method(call) == "backward" and depends(base, where, Prepared(set(engines)), names):
+        elif method(call) == "backward" and space.carries(base):
             if project.qualified(where.module, call.func, where.scope) is None:
                 yield (
                     call.at,

@@ -10,7 +10,7 @@ from amp_audit.static.binding.origins import Where
 from amp_audit.static.binding.project import ClassRef, FunctionRef, Project, Scope
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import statements
-from amp_audit.static.spots.prepared import Keys, Prepared, depends, graph_names, is_prepared
+from amp_audit.static.spots.prepared import Answers, Keys, Prepared, depends, graph_names, is_prepared
 from amp_audit.static.spots.spaces import calls, method, own_method, spaces
 
 _DEEPEST = 3
@@ -26,16 +26,50 @@ class Space:
     where: Where
     body: Sequence[ir.Stmt]
     groups: tuple[Keys, ...]
+    project: Project
     losses: frozenset[str] = frozenset()
     deep: int = 0
 
     @cached_property
     def graph(self) -> set[str]:
         """The names that carry the graph of what the first group puts out."""
-        return graph_names(self.where, self.body, Prepared(set(self.groups[0])), self.losses)
+        return graph_names(self.where, self.body, self.models, self.losses, self.answers)
+
+    @cached_property
+    def answers(self) -> Answers:
+        """The calls of functions that run what the first group holds, and return what is computed from it."""
+        if self.deep >= _DEEPEST or not self.groups[0]:
+            return frozenset()
+        return frozenset(call.at for call in calls(self.body) if _answers(call, self))
+
+    @property
+    def models(self) -> Prepared:
+        return Prepared(set(self.groups[0]))
+
+    def carries(self, expr: ir.Expr) -> bool:
+        """Whether an expression carries that graph."""
+        return depends(expr, self.where, self.models, self.graph, self.answers)
 
 
-def reached(start: Sequence[Space], project: Project, without: Container[tuple[str, int]]) -> Iterator[Space]:
+def _answers(call: ir.Call, space: Space) -> bool:
+    """Whether the function that is called runs what the first group holds, as an argument or as what both can see, and
+    returns what is computed from it.
+    """
+    target = _function(call, space)
+    if target is None:
+        return False
+    function, params, where = target
+    given, *_ = _held(_bound(call, params), space)
+    seen = {
+        key for key in space.groups[0] if key[0] == where.cls or (key[0] is None and where.module is space.where.module)
+    }
+    keys = frozenset(seen | {(function.at, name) for name in given})
+    inner = Space(where, function.body, (keys,), space.project, deep=space.deep + 1)
+    returned = (node.value for node in statements(function.body) if isinstance(node, ir.Return))
+    return bool(keys) and any(value is not None and inner.carries(value) for value in returned)
+
+
+def reached(start: Sequence[Space], without: Container[tuple[str, int]]) -> Iterator[Space]:
     """These spaces, and those of the functions, methods and classes that they hand on what they hold. ``without``: the
     calls, by file and position, that are not followed.
     """
@@ -46,39 +80,45 @@ def reached(start: Sequence[Space], project: Project, without: Container[tuple[s
         for call in calls(space.body) if space.deep < _DEEPEST else ():
             if (space.where.module.path, call.at) in without:
                 continue
-            for other in _given(call, space, project):
+            for other in _given(call, space):
                 held = (other.where.module.path, other.body[0].at if other.body else 0, other.groups, other.losses)
                 if held not in seen:
                     seen.add(held)
                     todo.append(other)
 
 
-def _given(call: ir.Call, space: Space, project: Project) -> Iterator[Space]:
+def _given(call: ir.Call, space: Space) -> Iterator[Space]:
     """The bodies that a call runs, with what it hands them."""
-    where, own = space.where, own_method(call, space.where)
-    found = project.resolve(where.module, call.func, where.scope) if own is None else None
-    if own is not None:
-        yield from _inside(call, own, own.params[1:], Where(where.module, Scope(own), where.cls), space)
-    elif isinstance(found, FunctionRef):
-        params = found.function.params
-        yield from _inside(call, found.function, params, Where(found.module, Scope(found.function)), space)
-    elif isinstance(found, ClassRef):
+    target = _function(call, space)
+    if target is not None:
+        function, params, where = target
+        bound = _bound(call, params)
+        groups = _held(bound, space)
+        losses = frozenset(name for name, arg in bound if space.carries(arg.value)) - frozenset().union(*groups)
+        if losses or any(groups):
+            held = tuple(frozenset((function.at, name) for name in names) for names in groups)
+            yield Space(where, function.body, held, space.project, losses, space.deep + 1)
+        return
+    found = space.project.resolve(space.where.module, call.func, space.where.scope)
+    if isinstance(found, ClassRef):
         yield from _kept(call, found, space)
 
 
-def _inside(
-    call: ir.Call, function: ir.Function, params: Sequence[ir.Param], where: Where, space: Space
-) -> Iterator[Space]:
-    groups, losses = _arguments(call, params, space)
-    if losses or any(groups):
-        held = tuple(frozenset((function.at, name) for name in names) for names in groups)
-        yield Space(where, function.body, held, losses, space.deep + 1)
+def _function(call: ir.Call, space: Space) -> tuple[ir.Function, Sequence[ir.Param], Where] | None:
+    """The function or the method of the own class that is called, and the parameters that take the arguments."""
+    where, own = space.where, own_method(call, space.where)
+    if own is not None:
+        return own, own.params[1:], Where(where.module, Scope(own), where.cls)
+    found = space.project.resolve(where.module, call.func, where.scope)
+    if isinstance(found, FunctionRef):
+        return found.function, found.function.params, Where(found.module, Scope(found.function))
+    return None
 
 
 def _kept(call: ir.Call, made: ClassRef, space: Space) -> Iterator[Space]:
     """The methods of a class whose constructor keeps what it is given."""
     init = next((n for n in made.cls.body if isinstance(n, ir.Function) and n.name == "__init__" and n.params), None)
-    groups, _ = _arguments(call, init.params[1:], space) if init is not None else ((), frozenset())
+    groups = _held(_bound(call, init.params[1:]), space) if init is not None else ()
     if init is None or not any(groups):
         return
     kept = [
@@ -91,25 +131,24 @@ def _kept(call: ir.Call, made: ClassRef, space: Space) -> Iterator[Space]:
     held = tuple(frozenset((made, f"self.{name}") for given, name in kept if given in names) for names in groups)
     for where, body in spaces(made.module) if any(held) else ():
         if where.cls == made:
-            yield Space(where, body, held, deep=space.deep + 1)
+            yield Space(where, body, held, space.project, deep=space.deep + 1)
 
 
-def _arguments(
-    call: ir.Call, params: Sequence[ir.Param], space: Space
-) -> tuple[tuple[frozenset[str], ...], frozenset[str]]:
-    """Which parameters get what the variables of each group hold, and which get something computed from the first."""
+def _bound(call: ir.Call, params: Sequence[ir.Param]) -> list[tuple[str, ir.Arg]]:
+    """The parameters and what they are given, where that can be told."""
+    if any(arg.star for arg in call.args):
+        return []
     names = [param.name for param in params if param.kind == "positional"]
     plain = [arg for arg in call.args if arg.keyword is None]
-    if any(arg.star for arg in call.args):
-        return tuple(frozenset[str]() for _ in space.groups), frozenset()
-    bound = [*zip(names, plain), *((arg.keyword, arg) for arg in call.args if arg.keyword is not None)]
-    graph, first = space.graph, Prepared(set(space.groups[0]))
-    groups = tuple(
+    return [*zip(names, plain), *((arg.keyword, arg) for arg in call.args if arg.keyword is not None)]
+
+
+def _held(bound: Sequence[tuple[str, ir.Arg]], space: Space) -> tuple[frozenset[str], ...]:
+    """Which parameters get what the variables of each group hold."""
+    return tuple(
         frozenset(name for name, arg in bound if is_prepared(_whose(arg.value), space.where, Prepared(set(keys))))
         for keys in space.groups
     )
-    losses = frozenset(name for name, arg in bound if depends(arg.value, space.where, first, graph))
-    return groups, losses - frozenset().union(*groups)
 
 
 def _whose(expr: ir.Expr) -> ir.Expr:

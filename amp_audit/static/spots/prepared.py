@@ -19,6 +19,9 @@ _CUTS = frozenset(
 Keys: TypeAlias = frozenset[tuple[object, str]]
 """Variables, as ``identities`` tells them apart."""
 
+Answers: TypeAlias = frozenset[int]
+"""Where the calls stand whose functions return what is computed from a prepared model."""
+
 
 @dataclass(slots=True)
 class Prepared:
@@ -54,14 +57,16 @@ def _owner(name: str, where: Where) -> object:
     return scope.function.at if scope is not None else None
 
 
-def graph_names(where: Where, body: Sequence[ir.Stmt], prepared: Prepared, given: Iterable[str] = ()) -> set[str]:
+def graph_names(
+    where: Where, body: Sequence[ir.Stmt], prepared: Prepared, given: Iterable[str] = (), answers: Answers = frozenset()
+) -> set[str]:
     """The names in a body that carry the graph of a prepared model's output, as the ``given`` ones do; two rounds, for
     loops.
     """
     found = set(given)
     for _ in range(2):
         for node in statements(body):
-            if isinstance(node, (ir.Assign, ir.Augment)) and depends(node.value, where, prepared, found):
+            if isinstance(node, (ir.Assign, ir.Augment)) and depends(node.value, where, prepared, found, answers):
                 targets = node.targets if isinstance(node, ir.Assign) else (node.target,)
                 found |= {name for target in targets for name in _plain_names(target)}
     return found
@@ -75,18 +80,18 @@ def _plain_names(target: ir.Expr) -> Iterator[str]:
             yield from _plain_names(item)
 
 
-def depends(expr: ir.Expr, where: Where, prepared: Prepared, losses: set[str]) -> bool:
+def depends(expr: ir.Expr, where: Where, prepared: Prepared, losses: set[str], answers: Answers = frozenset()) -> bool:
     """Whether an expression is computed from the output of a prepared model, with its graph."""
     if isinstance(expr, ir.Name):
         return expr.id in losses
     if isinstance(expr, ir.Call):
         if isinstance(expr.func, ir.Attr) and expr.func.name in _CUTS:
             return False
-        if is_prepared(expr.func, where, prepared):
+        if expr.at in answers or is_prepared(expr.func, where, prepared):
             return True
     if isinstance(expr, ir.Attr) and expr.name in _CUTS:
         return False
-    return any(depends(part, where, prepared, losses) for part in _inner(expr))
+    return any(depends(part, where, prepared, losses, answers) for part in _inner(expr))
 
 
 def _inner(expr: ir.Expr) -> Sequence[ir.Expr]:
