@@ -8,7 +8,7 @@ from amp_audit.events import Event, Kind
 from amp_audit.static.source import ir
 from amp_audit.static.source.conditions import exclude, facts_of, last_bindings
 from amp_audit.static.source.names import is_called_model
-from amp_audit.static.source.traverse import names_in, statements
+from amp_audit.static.source.traverse import names_in, statements, walk
 from amp_audit.static.walking.byhand import FINITE, ByHand
 from amp_audit.static.walking.lineage import REPLICATED, REPLICATED_UNDER, own_body
 from amp_audit.static.walking.values import (
@@ -103,13 +103,32 @@ class Ranks(ByHand):
         function = world.frame.function
         words = function.words if function is not None else world.frame.module.words
         replicated = any(key == REPLICATED and value == Literal.of(True) for (_, key), value in world.heap.items())
+        body = own_body(world)
         if not replicated or any(map(_AGREED.search, words)) or not _waits_for_backward(world):
             return
-        body = own_body(world)
+        if self._asks_the_others(test, body, world):
+            return
         here = self.walker.heat.facts_at(body, test.at) | facts_of(test, True, lambda _: None, last_bindings(body))
         wrapped = [v.value for (_, key), v in world.heap.items() if key == REPLICATED_UNDER and isinstance(v, Literal)]
         if not all(isinstance(facts, frozenset) and exclude(here, facts) for facts in wrapped or [None]):
             self.walker.emit(world, Event(Kind.LEAVE_OUT), at)
+
+    def _asks_the_others(self, test: ir.Expr, body: tuple[ir.Stmt, ...], world: World) -> bool:
+        """Whether a test goes by what a function says that speaks with the other ranks."""
+        names = set(names_in(test))
+        assigned = (
+            node.value
+            for node in statements(body)
+            if isinstance(node, ir.Assign) and any(isinstance(to, ir.Name) and to.id in names for to in node.targets)
+        )
+        callees = (part.func for expr in (test, *assigned) for part in walk(expr) if isinstance(part, ir.Call))
+        found = (
+            value
+            for func in callees
+            if isinstance(func, (ir.Name, ir.Attr))
+            for value, _ in self.walker.eval(func, world)
+        )
+        return any(any(map(_AGREED.search, value.function.words)) for value in found if isinstance(value, Func))
 
     def returned_early(self, test: ir.Expr | None, at: int, world: World) -> None:
         """The same by ``return`` in a function that goes backward after the test, and is called round by round."""
