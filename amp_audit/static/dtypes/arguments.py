@@ -33,6 +33,7 @@ from amp_audit.static.dtypes.values import (
     Tensor,
     Value,
     options,
+    together,
 )
 
 Named = Mapping[str, Value]
@@ -298,6 +299,5 @@ def params_in(value: Value) -> Params | None:
         )
         found = [one for one in map(params_in, inner) if one is not None]
         if found:
-            partly, fresh = any(one.partly for one in found), all(one.fresh for one in found)
-            return Params(frozenset().union(*(one.of for one in found)), partly, fresh)
+            return together(found)
     return None

@@ -260,7 +260,7 @@ class Calls(Evaluation):
             given = args[1] if len(args) > 1 else NOTHING
             if not isinstance(given, Params):
                 return given
-            return replace(given, partly=self.freezing.leaves_out(given, tests_of(first)))
+            return self.freezing.kept(given, tests_of(first))
         if name == "range":
             return Many(NUMBER)
         if name == "next":

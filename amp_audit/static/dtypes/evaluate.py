@@ -511,7 +511,7 @@ class Evaluation(Truths):
         self.frame.env.clear()
         self.frame.env.update(kept)
         if isinstance(value, Params):
-            return replace(value, partly=self.freezing.leaves_out(value, conditions))
+            return self.freezing.kept(value, conditions)
         if node.kind == "dict":
             if conditions or not isinstance(value, Tensor) or not value.of:
                 return NOTHING

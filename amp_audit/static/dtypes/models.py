@@ -24,6 +24,7 @@ from amp_audit.static.dtypes.arguments import (
     torch_dtype,
 )
 from amp_audit.static.dtypes.arrays import made_by_numpy
+from amp_audit.static.dtypes.freezing import Freezing
 from amp_audit.static.dtypes.holding import MODEL_KINDS, layers_held, models_held, models_in
 from amp_audit.static.dtypes.ops import DEFAULT, Operations
 from amp_audit.static.dtypes.record import Cast, Place, Training
@@ -115,6 +116,8 @@ _TELLING = frozenset({"parameters", "named_parameters", "train", "eval", "zero_g
 
 class Models(Operations):
     """What methods and library functions do to tensors, models and optimizers. ``models`` are known to be models."""
+
+    freezing: Freezing
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,12 +244,12 @@ class Models(Operations):
         """What a model does on ``name``; None for a name that speaks of a tensor."""
         if name in _TELLING:
             self.models.add(base.id)
-        if name in ("parameters", "buffers", "state_dict"):
+        if name in ("parameters", "buffers", "state_dict", "named_parameters", "named_buffers"):
             maker = self.libraries.get(base.id, "")
             fresh = not isinstance(base, Opaque) or maker.startswith(_TRAINED_WHOLE) or loads_model(maker)
+            if name.startswith("named_"):
+                return Many(Items((NOTHING, Params(frozenset({base.id}), partly=True, fresh=fresh, choices=1))))
             return Params(frozenset({base.id}), fresh=fresh)
-        if name in ("named_parameters", "named_buffers"):
-            return Many(Items((NOTHING, Params(frozenset({base.id}), partly=True))))
         if name == "requires_grad_":
             if not (args and isinstance(args[0], Const) and args[0].value is True):
                 self.record.frozen.add(base.id)
@@ -546,6 +549,7 @@ class Models(Operations):
         params = params_in(given)
         if params is None or self.passed_by:
             return optimizer
+        params = replace(params, partly=not self.freezing.is_whole(params))
         self.optimizers[optimizer.id] = params
         known = self.optimizer_facts.get(optimizer.id, self.facts)
         self.optimizer_facts[optimizer.id] = self.facts & known

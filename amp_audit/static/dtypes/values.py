@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from functools import reduce
 from itertools import product
 from typing import Literal, TypeAlias
@@ -263,11 +263,13 @@ class Region:
 class Params:
     """The parameters of models. ``partly``: some may be left out (a filter on requires_grad, a named subset).
     ``fresh``: it is seen where the models are made, and all of their parameters are trained as they come.
+    ``choices``: how many choices by name or shape are held here, where nothing else leaves any out.
     """
 
     of: frozenset[Hashable]
     partly: bool = False
     fresh: bool = False
+    choices: int = 0
 
 
 @record(frozen=True, slots=True)
@@ -322,6 +324,18 @@ SIDE = Opaque("side", number=True)
 _MAX_OPTIONS = 6
 
 
+def together(found: Collection[Params]) -> Params:
+    """All of these parameters as one value."""
+    partly = [one for one in found if one.partly]
+    chosen = all(one.choices and one.of == partly[0].of for one in partly)
+    return Params(
+        frozenset().union(*(one.of for one in found)),
+        bool(partly),
+        all(one.fresh for one in found),
+        sum(one.choices for one in partly) if chosen else 0,
+    )
+
+
 def tensor(*dtypes: str, by: str = "", assumed: bool = False) -> Tensor:
     return Tensor(frozenset(dtypes or ANY), by, assumed)
 
@@ -349,7 +363,8 @@ def join(one: Value, two: Value) -> Value:
             Table(((REST, join(one.items[0][1], two.items[0][1])),)) if one.items and two.items else _longer(one, two)
         )
     if isinstance(one, Params) and isinstance(two, Params):
-        return Params(one.of | two.of, one.partly or two.partly, one.fresh and two.fresh)
+        both = together((one, two))
+        return replace(both, choices=min(both.choices, 1))
     if is_none(one) or is_none(two):
         return two if is_none(one) else one
     return _either(one, two)

@@ -130,3 +130,67 @@ SCALED = """
 )
 def test_a_scaled_loss_that_has_dimensions(loss: str, found: bool) -> None:
     assert misjudged(train=SCALED.replace("BODY", loss).replace("COMMENT", "  # AMP219" if found else "")) == []
+
+
+GROUPED = """
+    import torch
+    from torch import nn
+    from transformers import AutoModel
+
+    def lists(net):
+        decay, rest = [], []
+        for name, p in net.named_parameters():
+            if p.ndim < 2 or name.endswith("bias"):
+                rest.append(p)
+            else:
+                decay.append(p)
+        return [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+
+    def shapes(net):
+        named = {name: p for name, p in net.named_parameters() if p.requires_grad}
+        large, small = [p for p in named.values() if p.dim() > 1], [p for p in named.values() if p.dim() <= 1]
+        return [{"params": large}, {"params": small}]
+
+    def train(loader):
+        plain = ["bias", "LayerNorm.weight"]
+        net = MODEL
+        groups = GROUPS
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+        for x in loader:
+            net(x.bfloat16()).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+NAMED = """[
+            {"params": [p for n, p in net.named_parameters() if not any(w in n for w in plain)], "weight_decay": 0.1},
+            {"params": [p for n, p in net.named_parameters() if any(w in n for w in plain)], "weight_decay": 0.0},
+        ]"""
+HALF = "nn.Linear(8, 2).to(torch.bfloat16)"
+
+
+@pytest.mark.parametrize("groups", [NAMED, "lists(net)", "shapes(net)"])
+@pytest.mark.parametrize("model", [HALF, "AutoModel.from_pretrained('name', torch_dtype=torch.bfloat16)"])
+def test_groups_by_name_or_shape_that_one_optimizer_gets(groups: str, model: str) -> None:
+    program = GROUPED.replace("GROUPS", groups).replace("MODEL", f"{model}  # AMP402")
+    assert misjudged(train=program) == []
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        "[p for n, p in net.named_parameters() if 'head' in n]",
+        "[p for n, p in net.named_parameters() if p.dtype == torch.float32]",
+        "[[p for p in net.parameters() if p.dtype == torch.float32], [p for p in net.parameters() if p.ndim > 1]][0]",
+    ],
+)
+def test_one_choice_is_no_group_of_all(groups: str) -> None:
+    assert misjudged(train=GROUPED.replace("GROUPS", groups).replace("MODEL", HALF)) == []
+
+
+def test_groups_where_something_is_frozen() -> None:
+    frozen = (
+        GROUPED.replace("GROUPS", NAMED)
+        .replace("MODEL", HALF)
+        .replace("        groups", "        freeze(net)\n        groups", 1)
+    )
+    assert misjudged(train=frozen) == []
