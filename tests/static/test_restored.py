@@ -66,3 +66,43 @@ def test_an_error_that_is_caught_is_meant(tmp_path: Path) -> None:
     except RuntimeError:
         pass"""
     assert told(tmp_path, load) == []
+
+
+HELPER = """
+import torch
+
+
+def resume(path, model, optimizer, ema, {param}):
+    checkpoint = torch.load(path)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    {load}
+
+
+def main(model, optimizer, ema):
+    scaler = torch.amp.GradScaler("cuda")
+    resume("last.pt", model, optimizer, ema, scaler)
+"""
+
+
+@pytest.mark.parametrize("param", ["scaler", "grad_scaler", "scaler: torch.amp.GradScaler", "scaler=None"])
+@pytest.mark.parametrize(
+    ("load", "severities"),
+    [
+        ('{}.load_state_dict(checkpoint.get("scaler", {{}}))', [Severity.WARNING]),
+        ('{}.load_state_dict(checkpoint["optimizer"])', [Severity.ERROR]),
+        ('{}.load_state_dict(checkpoint["scaler"])', []),
+        ('if "scaler" in checkpoint: {}.load_state_dict(checkpoint.get("scaler", {{}}))', []),
+        ('ema.load_state_dict(checkpoint["model"]); {}.load_state_dict(checkpoint["scaler"])', []),
+    ],
+)
+def test_a_scaler_that_a_function_is_given(load: str, severities: list[Severity], param: str, tmp_path: Path) -> None:
+    name = param.partition(":")[0].partition("=")[0]
+    source = HELPER.format(param=param, load=load.format(name))
+    assert [each.severity for each in findings(tmp_path, "AMP702", source)] == severities
+
+
+@pytest.mark.parametrize("param", ["tokenizer", "standard: object", "scalers"])
+def test_what_may_be_no_scaler(param: str, tmp_path: Path) -> None:
+    load = f'{param.partition(":")[0]}.load_state_dict(checkpoint.get("scaler", {{}}))'
+    assert findings(tmp_path, "AMP702", HELPER.format(param=param, load=load)) == []

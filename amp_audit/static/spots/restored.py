@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from amp_audit.model import Confidence, Severity
@@ -22,6 +23,8 @@ _REFUSED: dict[str, tuple[str, Severity | None]] = {
     "always": ("this state is empty, as that of a scaler that is switched off: one that is on refuses it", None),
     "perhaps": ("where there is no state, an empty one stands in, which a scaler refuses that is on", Severity.WARNING),
 }
+_NAMED = re.compile(r"(^|_)scaler$")
+_OTHERS = "{other} is given this state too: that of a scaler has other keys, and there is a KeyError"
 _IGNORED = "a scaler that is switched off ignores the state it is given"
 
 
@@ -34,15 +37,44 @@ def lost(rule: Rule, detector: Detector, module: ir.Module, project: Project, or
         for at, load in _replaced(body, where, project) if builds else ():
             step = RawStep(module.path, load.at, "the state is loaded here")
             yield RawFinding(rule, module.path, at, _LOST, Confidence.HIGH, detector.severity, (step,))
-        for call, tests in _loads(body):
+        loads = list(_loads(body))
+        for call, tests in loads:
             made = origins.constructors(call.func.base, where) if isinstance(call.func, ir.Attr) else None
+            is_given = made is None and _is_given(call, where, origins)
+            confidence = Confidence.MEDIUM if is_given else Confidence.HIGH
             if made and all(is_disabled(each) for each, _ in made):
                 yield RawFinding(rule, module.path, call.at, _IGNORED, Confidence.HIGH, Severity.INFO)
-            elif made and call.args:
+            elif (made is not None or is_given) and call.args:
                 state = call.args[0].value
                 message, severity = _REFUSED.get(_emptiness(state, where, origins), ("", None))
                 if message and not any(_speaks_of(test, state) for test in tests):
-                    yield RawFinding(rule, module.path, call.at, message, Confidence.HIGH, severity)
+                    yield RawFinding(rule, module.path, call.at, message, confidence, severity)
+                other = next((each for each, _ in loads if each is not call and _is_same(each, call)), None)
+                if other is not None:
+                    name = dotted_text(other.func.base) if isinstance(other.func, ir.Attr) else ""
+                    yield RawFinding(rule, module.path, call.at, _OTHERS.format(other=name), confidence)
+
+
+def _is_given(call: ir.Call, where: Where, origins: Origins) -> bool:
+    """Whether the state is loaded into a parameter that is called a scaler, of which nothing else is known."""
+    base = call.func.base if isinstance(call.func, ir.Attr) else None
+    if not isinstance(base, ir.Name) or not _NAMED.search(base.id):
+        return False
+    found = list(origins.of(base, where))
+    return bool(found) and all(origin.param is not None and origin.param.annotation is None for origin in found)
+
+
+def _is_same(one: ir.Call, two: ir.Call) -> bool:
+    """Whether two calls that load a state take it from the same key of the same dict, into what is no scaler there."""
+    key = _key(one.args[0].value) if one.args else None
+    return "scaler" not in dotted_text(one).lower() and key is not None and key == _key(two.args[0].value)
+
+
+def _key(state: ir.Expr) -> tuple[str, object] | None:
+    """The dict, and the key in it, that ``dict["key"]`` names."""
+    if isinstance(state, ir.Subscript) and isinstance(state.index, ir.Const) and isinstance(state.index.value, str):
+        return dotted_text(state.base), state.index.value
+    return None
 
 
 def _loads(body: Iterable[ir.Stmt], tests: tuple[ir.Expr, ...] = ()) -> Iterator[tuple[ir.Call, tuple[ir.Expr, ...]]]:
