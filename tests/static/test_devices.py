@@ -36,6 +36,11 @@ from tests.static.found import lines
         ("d = 'cuda' if ok else 'cpu'\nif torch.cuda.is_available():\n    torch.cuda.manual_seed(1)\n", {"cpu"}, False),
         ("d = 'cuda' if ok else 'cpu'\nif torch.cuda.is_available():\n    m = wrap(m)\n", {"cpu"}, True),
         ("d = 'cuda' if ok else 'cpu'\nif d.type == 'cpu':\n    workers = 0\n", {"cpu"}, True),
+        ("p.add_argument('--device', choices=['cuda', 'mps', 'cpu'])\n", {"cpu", "mps"}, True),
+        ("p.add_argument('--device', default='cuda', choices=('cuda', 'cpu'))\n", {"cpu"}, True),
+        ("p.add_argument('--device', default='cuda', choices=['cuda:0', 'cuda:1'])\n", set(), False),
+        ("p.add_argument('--device', choices=['cuda', 'cpu'])\nmodel.cuda()\n", set(), False),
+        ("p.add_argument('--backend', choices=['cuda', 'cpu'])\n", set(), False),
     ],
 )
 def test_choices(source: str, others: set[str], minded: bool) -> None:

@@ -60,7 +60,7 @@ def choice(module: ir.Module) -> Choice:
         found |= others
         minded = minded or (not others and _asks_for_cuda(test))
     on_cuda = any(map(_is_on_cuda, parts(module.body, into=True)))
-    unless_told = set() if on_cuda else set().union(*map(_default_device, parts(module.body, into=True)))
+    unless_told = set() if on_cuda else set().union(*map(_offered_devices, parts(module.body, into=True)))
     return Choice(frozenset(found | unless_told), minded or bool(unless_told), given and not on_cuda)
 
 
@@ -72,15 +72,19 @@ def _is_of_a_device(part: ir.Expr) -> bool:
     return isinstance(kind, ir.Attr) and kind.name == "type" and "device" in last_word(kind.base).lower()
 
 
-def _default_device(part: ir.Expr) -> set[str]:
-    """The device other than CUDA that ``add_argument("--device", default="cpu")`` picks where nobody names one."""
+def _offered_devices(part: ir.Expr) -> set[str]:
+    """The devices other than CUDA that ``add_argument("--device", default="cpu")`` picks where nobody names one, or
+    that its ``choices`` let one name.
+    """
     if not isinstance(part, ir.Call) or last_word(part.func) not in ("add_argument", "option", "DEFINE_string"):
         return set()
     named = any(
         isinstance(arg.value, ir.Const) and str(arg.value.value).lstrip("-") == "device" for arg in part.args[:2]
     )
     default = [arg.value for arg in part.args if arg.keyword == "default"]
-    return _literals(default) - {"cuda"} if named else set()
+    choices = [arg.value for arg in part.args if arg.keyword == "choices"]
+    listed = [item for each in choices if isinstance(each, ir.Sequence) for item in each.items]
+    return _literals([*default, *listed]) - {"cuda"} if named else set()
 
 
 def _is_on_cuda(part: ir.Expr) -> bool:
