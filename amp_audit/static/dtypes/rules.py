@@ -28,6 +28,12 @@ _PRECISION_WORDS = frozenset(
     {"autocast", "half", "bfloat16", "float16", "custom_fwd", "set_default_dtype", "set_default_tensor_type"}
 )
 _TRAINING_WORDS = frozenset({"optim", "optimizer", "backward"})
+_GIVES_NOTHING = frozenset({"backward", "step"})
+"""What code says that trains in its region: nothing of low precision is left of that."""
+_CHOOSY = frozenset(
+    {"numpy", "quantile", "linalg", "inverse", "cholesky", "svd", "svd_lowrank", "pca_lowrank", "pinverse"}
+)
+"""Words of what takes no low precision at all."""
 _HALVES = ("float16", "bfloat16")
 _REGIONS = tuple(
     Region(device, frozenset({dtype}), None, assumed=True)
@@ -162,10 +168,13 @@ def _run_entries(project: Project, walk: Walk, chosen: _Chosen) -> None:
         if module.words & (_PRECISION_WORDS | _TRAINING_WORDS) and chosen(module, None):
             walk.run_module(module)
     for module in project.modules.values():
-        entering = frozenset(function.name for function, _ in _functions(module) if "autocast" in _words(function))
+        entering = [function for function, _ in _functions(module) if "autocast" in _words(function)]
+        names = frozenset(function.name for function in entering)
+        giving = frozenset(function.name for function in entering if not function.words & _GIVES_NOTHING)
         for function, cls in _functions(module):
             trains = function.words | {"backward", "optimizer"} >= _TRAINING_WORDS
-            uses = "backward" in function.words and not entering.isdisjoint(function.words)  # what a region gives
+            uses = "backward" in function.words and not names.isdisjoint(function.words)  # what a region gives
+            uses = uses or not (giving.isdisjoint(function.words) or _CHOOSY.isdisjoint(function.words))
             if (trains or uses or _words(function) & _PRECISION_WORDS) and chosen(module, function):
                 walk.run_function(module, function, cls, None)
     _run_joining(project, walk, chosen)
