@@ -104,7 +104,7 @@ def carried_on(held: Gradients, event: Event) -> Gradients:
 
 
 def wasted(held: Iterable[Gradients], event: Event) -> str:
-    """How clearing throws away what an accumulation has gathered: no | every | between.
+    """How clearing throws away what an accumulation has gathered, or clipping changes it: no | every | between.
 
     ``every``: after each micro-batch, whatever the boundary test says. ``between``: under a boundary test of its own,
     that comes true after another count than the step's.

@@ -474,6 +474,7 @@ def _clip(state: State, event: Event, facts: dict[str, object]) -> State:
     facts.update(describe(state, owners, assumed), mixed=_is_mixed(state))
     if state.unknown_stepped and (not event.owners or (facts["consumed"] and strangers.others_wait(state))):
         facts["consumed"] = "unknown"  # of several optimizers, it need not be the one that has stepped
+    facts["premature"] = gradients.wasted(_held(state, owners), event) == "every"
     seen = [owner for owner in owners if get(state.owners, owner) is not None]
     clipped = change(state, seen, lambda held: replace(held, clipped=held.value == "none"))
     return replace(clipped, blind=facts["gradients"] == "unknown")

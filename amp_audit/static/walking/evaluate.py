@@ -112,14 +112,14 @@ class Evaluator(abc.ABC):
 
     def _placed(self, event: events.Event, world: World) -> events.Event:
         """An event with what the tests and loops around it say."""
-        if event.kind in (events.Kind.STEP, events.Kind.ZERO_GRAD):
+        if event.kind in (events.Kind.STEP, events.Kind.CLIP, events.Kind.ZERO_GRAD):
             clears = event.kind is events.Kind.ZERO_GRAD
             drops = clears and self.asked(UNUSABLE)
             left_out = drops or (clears and (self._handling > 0 or self.asked(UNFIT)))
             sometimes = self._guards[-1] > 0 or left_out
             reached = self.boundaries.reached(world)
             event = replace(event, boundaries=reached, sometimes=sometimes, loops=tuple(self._loops))
-            keeps = not clears and any(self.heat.keeps(frame.function) for frame in world.frames)
+            keeps = event.kind is events.Kind.STEP and any(self.heat.keeps(frame.function) for frame in world.frames)
             return replace(event, given=True) if drops or keeps else event
         if event.kind in (events.Kind.SCHEDULER_STEP, events.Kind.AVERAGE):
             sometimes = self.asked(SKIP) or asks_for_scale(self._tests, world)

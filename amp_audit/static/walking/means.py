@@ -74,7 +74,7 @@ _OF_FACTS: dict[tuple[str, object], Means] = {
     ("clipped_before", True): Means.CLIP,
     **dict.fromkeys([("after", "step"), ("phase", "stepped"), ("dirty", "stepped")], Means.SCALER | Means.STEP),
     ("dirty", "unscaled"): Means.SCALER,
-    **dict.fromkeys([(name, True) for name in ("leftover", "summed", "wiped")], _BACKWARD),
+    **dict.fromkeys([(name, True) for name in ("leftover", "summed", "wiped", "premature")], _BACKWARD),
     **dict.fromkeys([("wasted", how) for how in ("every", "between")], _BACKWARD),
     **dict.fromkeys([(name, True) for name in ("midway", "other_scaler", "shared", "scaler_replaced")], Means.SCALER),
 }
