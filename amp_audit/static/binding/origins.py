@@ -33,11 +33,15 @@ _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "int16
 
 @record(frozen=True, slots=True)
 class Where:
-    """From where an expression is read: its module, the function around it, the class whose methods these are."""
+    """From where an expression is read: its module, the function around it, the class whose methods these are.
+
+    ``call``: by which call the function was entered, and where that stands, should one be followed.
+    """
 
     module: ir.Module
     scope: Scope | None = None
     cls: ClassRef | None = None
+    call: tuple[ir.Call, Where] | None = None
 
 
 @record(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class Origins:
         scope = where.scope
         while scope is not None:
             if expr.id in scope.names.bound:
-                inside = Where(where.module, scope, where.cls)
+                inside = Where(where.module, scope, where.cls, where.call if scope is where.scope else None)
                 return self._local(expr.id, scope, inside)
             scope = scope.outer
         outside = Where(where.module)
@@ -124,7 +128,9 @@ class Origins:
         for bound in scope.names.bound[name]:
             if not isinstance(bound.source, Assigned):
                 return None
-            found.append(Origin(where, bound.source.expr, params.get(name) if bound.source.expr is None else None))
+            param = params.get(name) if bound.source.expr is None else None
+            given = _given(param, where) if param is not None else None
+            found.append(given or Origin(where, bound.source.expr, param))
         return found
 
     def _elsewhere(self, expr: ir.Expr, where: Where) -> list[Origin] | None:
@@ -205,7 +211,7 @@ class Origins:
             binding = self.project.member(where.cls, expr.func.name)
         if not isinstance(binding, FunctionRef) or binding.function.is_generator or binding.function.is_async:
             return None
-        inside = Where(binding.module, Scope(binding.function), where.cls)
+        inside = Where(binding.module, Scope(binding.function), where.cls, (expr, where))
         returned = [s.value for s in statements(binding.function.body) if isinstance(s, ir.Return)]
         return [Origin(inside, value) for value in returned if value is not None] or None
 
@@ -429,6 +435,22 @@ def _key(expr: ir.Expr) -> str:
 def _reads_alike(origin: Origin, where: Where) -> bool:
     """Whether an expression of one place means the same in another: it is a literal, or the module is the same."""
     return isinstance(origin.expr, ir.Const) or origin.where.module is where.module
+
+
+def _given(param: ir.Param, where: Where) -> Origin | None:
+    """What the call by which a function was entered gives one of its parameters; None where that cannot be told."""
+    if where.call is None or where.scope is None or param.kind != "positional":
+        return None
+    call, caller = where.call
+    if any(arg.star for arg in call.args):
+        return None
+    function = where.scope.function
+    names = [each.name for each in function.params if each.kind == "positional"]
+    if where.cls is not None and isinstance(call.func, ir.Attr) and Origins.is_self(call.func.base, caller):
+        names = names[1:]
+    plain = [arg.value for arg in call.args if arg.keyword is None]
+    given = {**dict(zip(names, plain)), **{arg.keyword: arg.value for arg in call.args if arg.keyword is not None}}
+    return Origin(caller, given[param.name]) if param.name in given else None
 
 
 def _contains(outer: ir.Expr | None, inner: ir.Expr) -> bool:

@@ -347,6 +347,9 @@ def _half_from(made: Origin, handed: ir.Call, project: Project, origins: Origins
     expr = unwrapped(made.expr) if made.expr is not None else None
     if expr is None or _loads_half(expr, made.where, project, origins):
         return expr
+    if isinstance(expr, ir.Name) and expr is not made.expr and not is_treated(expr, _body(made.where)):
+        found = [_half_from(before, handed, project, origins) for before in origins.of(expr, made.where)]
+        return found[0] if found and None not in found else None
     loads = [part for part in walk(expr) if isinstance(part, ir.Call) and method(part) == "from_pretrained"]
     if loads:
         body = _body(made.where)
