@@ -144,6 +144,9 @@ def numbers_of(name: str, args: Sequence[Value], named: Named) -> tuple[tuple[st
             found[key] = Const.of(default)
     if name == "einsum" and args and isinstance(args[0], Const) and isinstance(args[0].value, str):
         found["contracted"] = Const.of(_contracted(args[0].value))
+    dims = named.get("dim", args[1] if len(args) > 1 else None) if name == "sum" else None
+    if isinstance(dims, Items):
+        found["contracted"] = Const.of(len(dims.items))
     return tuple(found.items())
 
 
