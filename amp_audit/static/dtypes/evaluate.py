@@ -382,6 +382,8 @@ class Evaluation(Truths):
         if isinstance(base, (Tensor, Params)):
             return base
         if isinstance(base, Opaque):
+            if base.origin == "loaded" and isinstance(node, ir.Sequence):
+                return base  # several indices are those of a tensor
             key = index.value if isinstance(index, Const) else None
             return part_of(base, replace(base, id=(base.id, "[]"), origin=""), str(key)) if base.id else base
         return NOTHING

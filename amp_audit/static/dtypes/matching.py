@@ -76,13 +76,16 @@ def validate(rule: Rule, detector: Detector) -> None:
 
 @record(frozen=True, slots=True)
 class _Match:
-    """``guessed``: it rests on what a model out of sight is taken to return. ``by``: what made the tensor low."""
+    """``guessed``: it rests on what a model out of sight is taken to return. ``by``: what made the tensor low.
+    ``loaded``: it is what such a model returns in the dtype of its weights.
+    """
 
     dtype: str
     constant: Const | None
     sure: bool
     guessed: bool = False
     by: str = ""
+    loaded: bool = False
 
 
 def _match(use: Use, detector: Detector) -> _Match | None:
@@ -104,7 +107,7 @@ def _match(use: Use, detector: Detector) -> _Match | None:
     sure = found.sure and all(_surely(tensor.dtypes, wanted) for tensor, wanted in zip(taken, options.get("takes", ())))
     dtype = halves[0] if "inputs" not in options and halves else found.dtype
     by = next((tensor.by for tensor in taken if tensor.low and tensor.by), "the model" if guessed else use.by)
-    return _Match("float16" if dtype == LOW else dtype, found.constant, sure, guessed, by)
+    return _Match("float16" if dtype == LOW else dtype, found.constant, sure, guessed, by, loaded)
 
 
 def _form_fits(use: Use, options: Mapping[str, object]) -> bool:
@@ -247,6 +250,8 @@ def _finding(rule: Rule, detector: Detector, use: Use, match: _Match) -> RawFind
     message = filled(detector.message, {**facts, "value": value, "op": op})
     if message and match.guessed:
         message += ", assuming that the model ends in an op that autocast lowers"
+    elif message and match.loaded and assumed:
+        message += ", assuming that the model returns the dtype of its weights"
     elif message and assumed and use.region is not None and use.region.assumed:
         message += ", assuming that it runs in the project's autocast region"
     place, related = _stands(use, detector)

@@ -151,6 +151,8 @@ class Models(Operations):
             self.note_training()
         if live is None and text == base.text and loads_model(self.libraries.get(base.id, "")):
             return Opaque((self.path, at), text, dtypes=self.weight_dtypes(base), origin="loaded")
+        if live is None and text == base.text and self._is_cast(base) and _is_low(args[0] if args else None):
+            return Opaque((self.path, at), text, dtypes=self.weight_dtypes(base), origin="loaded", assumed=True)
         if base.id in self.born_in_bfloat16 and live is not None:
             self.notice_pretrained(*self.born_in_bfloat16[base.id], live.dtypes)
         if live is None or base.id not in self.models or "loss" in text.lower():
@@ -350,6 +352,11 @@ class Models(Operations):
         path, self.path = self.path, place[0]
         self.notice("pretrained", Tensor(dtypes, assumed=assumed), place[1], name)
         self.path = path
+
+    def _is_cast(self, model: Opaque) -> bool:
+        """Whether the code casts a model out of sight, as a whole and for good, to one low-precision dtype."""
+        dtypes = {frozenset(cast.dtypes) for cast in self.casts.get(model.id, ())}
+        return len(dtypes) == 1 and dtypes <= {frozenset({each}) for each in HALVES} and model.id not in self.untold
 
     def is_partly_low(self, model: Hashable) -> bool:
         """Whether some of a model's parameters were cast, so that it wants some of its inputs cast, too."""
@@ -567,6 +574,11 @@ class Models(Operations):
                         continue
                     self.record.trainings[Training(cast, (self.path, at), eps=self.eps.get(optimizer.id))] = None
         return optimizer
+
+
+def _is_low(value: Value | None) -> bool:
+    tensor = as_tensor(value) if value is not None else None
+    return tensor is not None and tensor.dtypes <= HALVES
 
 
 def _is(value: Value | None, wanted: object) -> bool:

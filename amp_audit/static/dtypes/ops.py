@@ -442,7 +442,9 @@ class Operations(abc.ABC):
         a layer that the code at hand built and holds is as it was built. What a model does to its own layers, whoever
         calls it may have cast them.
         """
-        return tensor.origin == "region" or (tensor.origin in ("cast", "weights") and self.is_as_built(layer.id))
+        return tensor.origin == "region" or (
+            tensor.origin in ("cast", "weights", "loaded") and self.is_as_built(layer.id)
+        )
 
     @abc.abstractmethod
     def is_as_built(self, model: Hashable) -> bool:

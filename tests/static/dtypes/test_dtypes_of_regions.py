@@ -202,3 +202,33 @@ def test_a_region_is_off_where_a_test_says_that_its_condition_does_not_hold(test
     """
     predicted = "return p.numpy(), v.numpy()"
     assert misjudged(train=source.replace(predicted, f"{predicted}{first}")) == []
+
+
+GIVEN = """
+    import torch
+    from torch import nn
+    from transformers import AutoModel
+
+    def train(teacher, loader):
+        head = nn.Linear(8, 2).cuda()
+        BODY
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "teacher = teacher.half().eval()\nfor x in loader:\n    print(head(teacher(x.half())))  # AMP310",
+        "teacher.to(torch.bfloat16)\nfor x in loader:\n    print(head(teacher(x.bfloat16())))  # AMP310",
+        "teacher.half()\nfor x in loader:\n    print(head(teacher(x.half()).float()))",
+        "teacher.half()\nfor x in loader:\n    print(head(teacher(x)))",
+        "teacher.half()\nteacher.float()\nfor x in loader:\n    print(head(teacher(x.half())))",
+        "teacher.half()\nhead.half()\nfor x in loader:\n    print(head(teacher(x.half())))",
+        "for x in loader:\n    print(head(teacher(x.half())))",
+        "teacher.half()\nfor x in loader:\n    with torch.autocast('cuda'):\n        print(head(teacher(x.half())))",
+        "net = AutoModel.from_pretrained('n', torch_dtype=torch.float16)\nprint(head(net(loader).last_hidden_state[:, 0]))  # AMP310",
+        "net = AutoModel.from_pretrained('n', torch_dtype=torch.float16)\nprint(head(net(loader)[0]))",
+    ],
+)
+def test_what_a_model_out_of_sight_returns_that_was_cast(body: str) -> None:
+    assert misjudged(train=filled(GIVEN, body)) == []
