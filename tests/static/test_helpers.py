@@ -519,3 +519,44 @@ for x, c in loader:
 @pytest.mark.parametrize(("model", "expected"), [("net", set()), ("None", {"AMP316"})])
 def test_an_object_that_is_called_with_a_model_in_a_region_may_run_it_there(model: str, expected: set[str]) -> None:
     assert ids(RUNNER.format(model=model)) == expected
+
+
+DECAYED = (
+    START
+    + """
+HELPER
+
+for x in torch.randn(9, 2, 4).cuda():
+    opt.zero_grad()
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = net(x).mean()
+    total = LOSS
+    total.backward()
+    gs.step(opt)
+    gs.update()
+"""
+)
+WEIGHTS = [
+    "def size(model):\n    return sum(p.pow(2).sum() for p in model.parameters())",
+    "def size(model):\n    found = 0\n    for name, p in model.named_parameters():\n"
+    "        if 'bias' not in name:\n            found = found + p.norm()\n    return found",
+    "def size(model):\n    return torch.cat([p.abs().flatten() for p in model.parameters()]).sum()",
+]
+
+
+@pytest.mark.parametrize("helper", WEIGHTS)
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        ("gs.scale(loss) + 1e-4 * size(net)", {"AMP204"}),
+        ("gs.scale(loss + 1e-4 * size(net))", set()),
+        ("gs.scale(loss) + gs.scale(1e-4 * size(net))", set()),
+    ],
+)
+def test_a_penalty_that_a_function_computes(helper: str, loss: str, found: set[str]) -> None:
+    assert ids(DECAYED.replace("HELPER", helper).replace("LOSS", loss)) == found
+
+
+def test_a_function_that_counts_parameters_gives_no_term_of_a_loss() -> None:
+    helper = "def size(model):\n    return sum(p.numel() for p in model.parameters())"
+    assert ids(DECAYED.replace("HELPER", helper).replace("LOSS", "gs.scale(loss) * size(net)")) == set()

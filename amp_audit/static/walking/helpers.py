@@ -1,7 +1,7 @@
 """Functions that make no event by the words in them, and are followed all the same where they are called.
 
 What they are told by stands in a few words of a short body: a loss that is made anew, weights or gradients that are
-written by hand, a model that is run. Code that calls them is not worth a path for that alone.
+written by hand, a penalty on weights, a model that is run. Code that calls them is not worth a path for that alone.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 
 _SHORT, _LONG = 24, 60
 _WEIGHTS = frozenset({"parameters", "named_parameters", "buffers", "trainable_parameters"})
+_PENALTIES = frozenset({"norm", "pow", "square", "abs"})
 GENERIC = frozenset({"singledispatch", "singledispatchmethod"})
 _WRITES = frozenset({"copy_", "mul_", "add_", "sub_", "div_", "lerp_", "fill_", "addcmul_", "data"})
 
 
 def helps(function: ir.Function) -> bool:
-    """Whether a short function gives a new leaf back, writes weights, or goes through gradients."""
+    """Whether a short function gives a new leaf back, writes weights or penalises large ones, or goes through
+    gradients.
+    """
     words = function.words
-    writes = not words.isdisjoint(_WEIGHTS) and not words.isdisjoint(_WRITES)
-    if not writes and words.isdisjoint(("grad", "tensor", "as_tensor", "Variable")):
+    uses = not words.isdisjoint(_WEIGHTS) and not words.isdisjoint(_WRITES | _PENALTIES)
+    if not uses and words.isdisjoint(("grad", "tensor", "as_tensor", "Variable")):
         return False
-    return _is_within(function, _SHORT) and (writes or "grad" in words or _gives_leaf(function))
+    return _is_within(function, _SHORT) and (uses or "grad" in words or _gives_leaf(function))
 
 
 def _is_within(function: ir.Function, most: int) -> bool:
