@@ -100,14 +100,14 @@ class Event:
     makes one that does not.
     ``ran`` says where models run, for a backward all those that its loss comes from: ``"inside"`` a region that is on,
     ``"off"`` in one that is off, ``"outside"`` of any, or None.
-    ``boundaries`` are, of a step, a clip or a zero_grad, the boundary tests that had come true when it happened, and of the end
-    of an iteration those that had not come true in it. Only the code knows them.
+    ``boundaries`` are, of a step, a clip or a zero_grad, the boundary tests that had come true when it happened, and of
+    the end of an iteration those that had not come true in it. Only the code knows them.
     ``given`` says of a jit_trace that torch traces a second time, to compare.
     ``given`` says of a zero_grad that a test of the gradients wants them dropped, which a step after ``unscale_``
     bears.
     ``given`` says of a step that the code around it keeps gradients by a switch.
-    ``sometimes`` says of a step, a clip or a zero_grad that it depends on something that changes from iteration to iteration,
-    of a scheduler's step that it depends on whether the optimizer stepped. ``loops`` are the loops around.
+    ``sometimes`` says of a step, a clip or a zero_grad that it depends on something that changes from iteration to
+    iteration, of a scheduler's step that it depends on whether the optimizer stepped. ``loops`` are the loops around.
     ``reference`` says of a forward without gradients that the code calls the model a reference, to compare others with.
     ``frozen`` says of a scaler's step that the parameters require no gradients.
     ``sharded`` says that the parameters concerned are FSDP's shards, and of a scaler's step that the scaler does not

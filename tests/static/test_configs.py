@@ -10,6 +10,7 @@ import pytest
 from amp_audit import rulebook
 from amp_audit.model import Finding
 from amp_audit.static.check import check
+from tests.static.found import lines
 
 BOOK = rulebook.load()
 BOTH = {"train_batch_size": 8, "fp16": {"enabled": True}, "bf16": {"enabled": True}}
@@ -69,7 +70,7 @@ def test_other_json_of_a_folder_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "lines"),
+    ("code", "marked"),
     [
         ("c = dict(fp16=dict(enabled=True),\n    bf16=dict(enabled=True))\n", [2]),
         ("c = {'a': {'fp16': {'enabled': True},\n 'bf16': {'enabled': True}}}\n", [2]),
@@ -78,7 +79,55 @@ def test_other_json_of_a_folder_is_not_read(tmp_path: Path) -> None:
         ("c = {'fp16': {'enabled': True, 'min_loss_scale': 2.0**-10}}\n", [1]),
     ],
 )
-def test_dicts_in_the_code(tmp_path: Path, code: str, lines: list[int]) -> None:
+def test_dicts_in_the_code(tmp_path: Path, code: str, marked: list[int]) -> None:
     path = tmp_path / "train.py"
     path.write_text(f"{code}import deepspeed\n")
-    assert [finding.location.line for finding in findings(path) if finding.location] == lines
+    assert [finding.location.line for finding in findings(path) if finding.location] == marked
+
+
+FILLED = """
+import deepspeed
+
+
+def config(args):
+    BODY
+    return found
+
+
+def main(args, model):
+    deepspeed.initialize(model=model, config=config(args))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ('found = {"fp16": {"enabled": True}}\n    found["bf16"] = {"enabled": True}  # here', True),
+        (
+            'found = dict(zero=1)\n    found["fp16"] = dict(enabled=True)\n'
+            '    found.update({"bf16": {"enabled": True}})  # here',
+            True,
+        ),
+        ('found = {"fp16": {"enabled": True}, "bf16": {}}\n    found["bf16"]["enabled"] = True  # here', True),
+        ('found = {"fp16": {"enabled": True}}\n    found["bf16"] = {"enabled": args.bf16}', False),
+        ('found = {"fp16": {"enabled": True}}\n    if args.bf16:\n        found["bf16"] = {"enabled": True}', False),
+        (
+            'found = {}\n    found["bf16"] = {"enabled": True}\n    found["fp16"] = {"enabled": True}\n'
+            '    if args.bf16:\n        found["fp16"] = {"enabled": False}',
+            False,
+        ),
+        (
+            'found = {}\n    found["bf16"] = {"enabled": True}\n    found["fp16"] = {"enabled": True}\n'
+            '    found["fp16"]["enabled"] = False',
+            False,
+        ),
+        (
+            'found = {}\n    found["fp16"] = {"enabled": True}\n    other = {}\n    other["bf16"] = {"enabled": True}',
+            False,
+        ),
+    ],
+)
+def test_dicts_that_are_filled_key_by_key(body: str, told: bool, tmp_path: Path) -> None:
+    program = FILLED.replace("BODY", body)
+    here = [number for number, line in enumerate(program.split("\n"), 1) if line.endswith("# here")]
+    assert lines(tmp_path, "AMP801", program) == here and bool(here) is told

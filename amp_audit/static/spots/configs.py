@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from amp_audit.model import Confidence, Finding, Location
 from amp_audit.rulebook import Detector, Rule, Rulebook
-from amp_audit.static.binding.dicts import entries, is_dict
+from amp_audit.static.binding.dicts import entries, filled, is_dict
 from amp_audit.static.binding.project import Project
 from amp_audit.static.findings import fingerprint
 from amp_audit.static.raw import RawFinding
@@ -22,7 +22,7 @@ from amp_audit.static.source.jsontext import members, skip_space
 from amp_audit.static.source.literals import number
 from amp_audit.static.source.selection import path_in_project
 from amp_audit.static.source.sources import Unreadable, read_bytes
-from amp_audit.static.source.traverse import parts
+from amp_audit.static.source.traverse import parts, statements
 
 _READERS = frozenset(
     {"deepspeed", "DeepSpeedPlugin", "Accelerator", "TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig"}
@@ -44,6 +44,10 @@ class Configs:
         for part in parts(module.body, into=True):
             if is_dict(part):
                 yield from self._in(part, module)
+        functions = (node for node in statements(module.body, into=True) if isinstance(node, ir.Function))
+        for body in (module.body, *(function.body for function in functions)):
+            for config in filled(body):
+                yield from self._in(config, module)
 
     def _in(self, config: ir.Expr, module: ir.Module) -> Iterator[RawFinding]:
         for rule, detector in self._detectors:

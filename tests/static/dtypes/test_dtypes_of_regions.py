@@ -226,7 +226,8 @@ GIVEN = """
         "teacher.half()\nhead.half()\nfor x in loader:\n    print(head(teacher(x.half())))",
         "for x in loader:\n    print(head(teacher(x.half())))",
         "teacher.half()\nfor x in loader:\n    with torch.autocast('cuda'):\n        print(head(teacher(x.half())))",
-        "net = AutoModel.from_pretrained('n', torch_dtype=torch.float16)\nprint(head(net(loader).last_hidden_state[:, 0]))  # AMP310",
+        "net = AutoModel.from_pretrained('n', torch_dtype=torch.float16)\nout = net(loader)\n"
+        "print(head(out.last_hidden_state[:, 0]))  # AMP310",
         "net = AutoModel.from_pretrained('n', torch_dtype=torch.float16)\nprint(head(net(loader)[0]))",
     ],
 )
