@@ -17,6 +17,7 @@ from amp_audit.static.binding.programs import Programs
 from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.dtypes import matching, trainings
 from amp_audit.static.dtypes.inferred import only_inferred
+from amp_audit.static.dtypes.steps import Steps
 from amp_audit.static.dtypes.values import Region
 from amp_audit.static.dtypes.walk import Walk
 from amp_audit.static.raw import RawFinding, RawStep
@@ -49,7 +50,8 @@ def find(project: Project, book: Rulebook, asked: Set[str] | None = None) -> lis
     """What the rules' ``op`` detectors say of a project, one finding per rule and place. Of places outside of the files
     asked for (None: all) there may be findings or none.
     """
-    if not any(_PRECISION_WORDS & module.words for module in project.modules.values()):
+    says_so = any(_PRECISION_WORDS & module.words for module in project.modules.values())
+    if not says_so and not Steps(project).are_low:
         return []
     if asked is not None and not asked >= project.modules.keys() and not _may_find(project, book, asked):
         return []
@@ -164,6 +166,7 @@ _Chosen = Callable[[ir.Module, ir.Function | None], bool]
 
 def _run_entries(project: Project, walk: Walk, chosen: _Chosen) -> None:
     """Run the code that says a word of precision or training."""
+    steps = Steps(project)
     for module in project.modules.values():
         if module.words & (_PRECISION_WORDS | _TRAINING_WORDS) and chosen(module, None):
             walk.run_module(module)
@@ -175,8 +178,9 @@ def _run_entries(project: Project, walk: Walk, chosen: _Chosen) -> None:
             trains = function.words | {"backward", "optimizer"} >= _TRAINING_WORDS
             uses = "backward" in function.words and not names.isdisjoint(function.words)  # what a region gives
             uses = uses or not (giving.isdisjoint(function.words) or _CHOOSY.isdisjoint(function.words))
-            if (trains or uses or _words(function) & _PRECISION_WORDS) and chosen(module, function):
-                walk.run_function(module, function, cls, None)
+            says = trains or uses or _words(function) & _PRECISION_WORDS
+            if (says or steps.is_one(function, cls)) and chosen(module, function):
+                walk.run_function(module, function, cls, steps.region(function, cls))
     _run_joining(project, walk, chosen)
     _run_users(project, walk, chosen)
 
