@@ -17,7 +17,7 @@ from amp_audit.static.binding.programs import Programs
 from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.dtypes import matching, trainings
 from amp_audit.static.dtypes.inferred import only_inferred
-from amp_audit.static.dtypes.steps import Steps
+from amp_audit.static.dtypes.told import Told
 from amp_audit.static.dtypes.values import Region
 from amp_audit.static.dtypes.walk import Walk
 from amp_audit.static.raw import RawFinding, RawStep
@@ -50,21 +50,21 @@ def find(project: Project, book: Rulebook, asked: Set[str] | None = None) -> lis
     """What the rules' ``op`` detectors say of a project, one finding per rule and place. Of places outside of the files
     asked for (None: all) there may be findings or none.
     """
-    says_so = any(_PRECISION_WORDS & module.words for module in project.modules.values())
-    if not says_so and not Steps(project).are_low:
+    told = Told(project)
+    if not told.regions and not any(_PRECISION_WORDS & module.words for module in project.modules.values()):
         return []
-    if asked is not None and not asked >= project.modules.keys() and not _may_find(project, book, asked):
+    if asked is not None and not asked >= project.modules.keys() and not _may_find(project, book, asked, told):
         return []
     reach = Programs(project)
-    walk = with_deep_stack(lambda: _run(project, reach))
+    walk = with_deep_stack(lambda: _run(project, reach, told))
     best: dict[tuple[str, str, int], RawFinding] = {}
     low = reach.around(_low_modules(walk))
     for finding in (*matching.of_uses(walk.record, book, low), *trainings.of_casts(walk, book)):
         held = best.get(finding.key)
         if held is None or held.confidence < finding.confidence:
             best[finding.key] = finding
-    told = _once([*_settled([*best.values()])])
-    return sorted(told, key=lambda finding: (finding.path, finding.at, finding.rule.id))
+    shown = _once([*_settled([*best.values()])])
+    return sorted(shown, key=lambda finding: (finding.path, finding.at, finding.rule.id))
 
 
 def _once(found: list[RawFinding]) -> Iterator[RawFinding]:
@@ -120,7 +120,7 @@ def _as_sure(winner: RawFinding, loser: RawFinding) -> bool:
     return winner.confidence >= min(loser.confidence, Confidence.MEDIUM)
 
 
-def _may_find(project: Project, book: Rulebook, asked: Set[str]) -> bool:
+def _may_find(project: Project, book: Rulebook, asked: Set[str], told: Told) -> bool:
     """Whether a rule may say something of the files asked for: of what an entry meets that may come to them, be its
     program one in low precision or not, or a model that may come to them, whatever region it runs in.
 
@@ -133,7 +133,7 @@ def _may_find(project: Project, book: Rulebook, asked: Set[str]) -> bool:
     models = [(cls, function) for function, cls in near if function.name == "forward" and cls is not None]
     if (len(near) + len(models) * len(_REGIONS)) * _MUCH > len(functions):
         return True
-    walk = with_deep_stack(lambda: _run_incoming(project, incoming, models))
+    walk = with_deep_stack(lambda: _run_incoming(project, incoming, models, told))
     found = (
         *matching.of_uses(walk.record, book, project.modules),
         *matching.of_uses(walk.record, book, ()),
@@ -142,9 +142,11 @@ def _may_find(project: Project, book: Rulebook, asked: Set[str]) -> bool:
     return any(finding.path in asked for finding in found)
 
 
-def _run_incoming(project: Project, incoming: Incoming, models: Sequence[tuple[ClassRef, ir.Function]]) -> Walk:
+def _run_incoming(
+    project: Project, incoming: Incoming, models: Sequence[tuple[ClassRef, ir.Function]], told: Told
+) -> Walk:
     walk = Walk(project)
-    _run_entries(project, walk, incoming.has)
+    _run_entries(project, walk, incoming.has, told)
     walk.guessing = True
     for region in _REGIONS:
         for cls, own in models:
@@ -153,9 +155,11 @@ def _run_incoming(project: Project, incoming: Incoming, models: Sequence[tuple[C
     return walk
 
 
-def _run(project: Project, reach: Programs) -> Walk:
+def _run(project: Project, reach: Programs, told: Told) -> Walk:
     walk = Walk(project)
-    _run_entries(project, walk, lambda module, function: True)
+    _run_entries(project, walk, lambda module, function: True, told)
+    for path, regions in told.regions.items():
+        walk.record.live_modules.setdefault(path, set()).update(regions)
     _run_models(project, walk, reach)
     return walk
 
@@ -164,9 +168,8 @@ _Chosen = Callable[[ir.Module, ir.Function | None], bool]
 """Says whether a function, or (None) a module's own code, is to be run."""
 
 
-def _run_entries(project: Project, walk: Walk, chosen: _Chosen) -> None:
+def _run_entries(project: Project, walk: Walk, chosen: _Chosen, told: Told) -> None:
     """Run the code that says a word of precision or training."""
-    steps = Steps(project)
     for module in project.modules.values():
         if module.words & (_PRECISION_WORDS | _TRAINING_WORDS) and chosen(module, None):
             walk.run_module(module)
@@ -179,8 +182,8 @@ def _run_entries(project: Project, walk: Walk, chosen: _Chosen) -> None:
             uses = "backward" in function.words and not names.isdisjoint(function.words)  # what a region gives
             uses = uses or not (giving.isdisjoint(function.words) or _CHOOSY.isdisjoint(function.words))
             says = trains or uses or _words(function) & _PRECISION_WORDS
-            if (says or steps.is_one(function, cls)) and chosen(module, function):
-                walk.run_function(module, function, cls, steps.region(function, cls))
+            if (says or told.is_step(function, cls)) and chosen(module, function):
+                walk.run_function(module, function, cls, told.region(function, cls))
     _run_joining(project, walk, chosen)
     _run_users(project, walk, chosen)
 

@@ -1,4 +1,4 @@
-"""Steps that Lightning runs in its own region, in the precision that its Trainer is told."""
+"""What frameworks run in regions of their own, in the precision that they are told."""
 
 from __future__ import annotations
 
@@ -93,3 +93,48 @@ OWN = """
 @pytest.mark.parametrize(("told", "mark"), [('precision="bf16-mixed"', ""), ("", "  # AMP309")])
 def test_a_region_of_its_own_within_that_of_the_trainer(told: str, mark: str) -> None:
     assert misjudged(train=OWN.replace("TOLD", told).replace("MARK", mark)) == []
+
+
+GIVEN = """
+    import torch
+    from accelerate import Accelerator
+    from torch import nn
+    from transformers import Trainer, TrainingArguments
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(8, 1)
+
+        def forward(self, x, mask):
+            return self.net(x).masked_fill(mask, -1e9).softmax(-1)MARK
+
+    def with_trainer(data):
+        arguments = TrainingArguments("out", num_train_epochs=1, TRAINER)
+        Trainer(model=Net(), args=arguments, train_dataset=data).train()
+
+    def with_accelerator(loader):
+        accelerator = Accelerator(ACCELERATOR)
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+        for x, mask in loader:
+            accelerator.backward(net(x, mask).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("trainer", "accelerator", "found"),
+    [
+        ("fp16=True", "", True),
+        ("bf16=False", 'mixed_precision="fp16"', True),
+        ("bf16=True", 'mixed_precision="bf16"', False),
+        ("fp16=False", 'mixed_precision="no"', False),
+        ("fp16=data.half", "mixed_precision=None", False),
+    ],
+)
+def test_models_that_a_framework_trains(trainer: str, accelerator: str, found: bool) -> None:
+    program = GIVEN.replace("TRAINER", trainer).replace("ACCELERATOR", accelerator)
+    assert misjudged(train=program.replace("MARK", OVERFLOWS if found else "")) == []
