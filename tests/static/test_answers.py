@@ -42,6 +42,12 @@ def main(model, other, loader):
             True,
         ),
         ("def look(net, x):\n    return net(x).detach()", "mse_loss(other(look(model, x)), y)", False),
+        ("@torch.no_grad()\ndef look(net, x):\n    return net(x)", "mse_loss(other(look(model, x)), y)", False),
+        (
+            "def look(net, x):\n    with torch.inference_mode():\n        return net(x)",
+            "other(look(model, x)).sum()",
+            False,
+        ),
         ("def width(net):\n    return net.width", "mse_loss(other(x), y) / width(model)", False),
         ("def compute(net, x, y):\n    return mse_loss(net(x), y)", "compute(other, x, y)", False),
     ],
@@ -110,3 +116,30 @@ def main(model, loader):
 @pytest.mark.parametrize(("backward", "told"), [("loss.backward()", [13]), ("engine.backward(loss)", [])])
 def test_an_engine(backward: str, told: list[int], tmp_path: Path) -> None:
     assert lines(tmp_path, "AMP805", ENGINE.replace("BACKWARD", backward)) == told
+
+
+BESIDE = """
+import torch
+from accelerate import Accelerator
+from torch.nn.functional import mse_loss
+
+
+def main(model, probe, loader):
+    accelerator = Accelerator(mixed_precision="fp16")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x, y in loader:
+        accelerator.backward(mse_loss(model(x), y))
+        optimizer.step()
+        CONTEXT
+            found = model(x)
+        loss = mse_loss(probe(found), y)
+        loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("context", "told"), [("with torch.no_grad():", []), ("with torch.inference_mode():", []), ("if True:", [17])]
+)
+def test_what_runs_without_gradients_carries_no_graph(context: str, told: list[int], tmp_path: Path) -> None:
+    assert lines(tmp_path, "AMP803", BESIDE.replace("CONTEXT", context)) == told

@@ -93,6 +93,7 @@ def main(model, optimizer, ema):
         ('{}.load_state_dict(checkpoint["optimizer"])', [Severity.ERROR]),
         ('{}.load_state_dict(checkpoint["scaler"])', []),
         ('if "scaler" in checkpoint: {}.load_state_dict(checkpoint.get("scaler", {{}}))', []),
+        ('if {0} is not None: {0}.load_state_dict(checkpoint.get("scaler") or {{}})', [Severity.WARNING]),
         ('ema.load_state_dict(checkpoint["model"]); {}.load_state_dict(checkpoint["scaler"])', []),
     ],
 )

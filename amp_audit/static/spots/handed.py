@@ -10,7 +10,16 @@ from amp_audit.static.binding.origins import Where
 from amp_audit.static.binding.project import ClassRef, FunctionRef, Project, Scope
 from amp_audit.static.source import ir
 from amp_audit.static.source.traverse import statements
-from amp_audit.static.spots.prepared import Answers, Keys, Prepared, depends, graph_names, is_prepared
+from amp_audit.static.spots.prepared import (
+    Answers,
+    Keys,
+    Prepared,
+    cuts_graph,
+    depends,
+    graph_names,
+    is_prepared,
+    without_graph,
+)
 from amp_audit.static.spots.spaces import calls, method, own_method, spaces
 
 _DEEPEST = 3
@@ -59,14 +68,17 @@ def _answers(call: ir.Call, space: Space) -> bool:
     if target is None:
         return False
     function, params, where = target
+    if any(map(cuts_graph, function.decorators)):
+        return False
     given, *_ = _held(_bound(call, params), space)
     seen = {
         key for key in space.groups[0] if key[0] == where.cls or (key[0] is None and where.module is space.where.module)
     }
     keys = frozenset(seen | {(function.at, name) for name in given})
     inner = Space(where, function.body, (keys,), space.project, deep=space.deep + 1)
-    returned = (node.value for node in statements(function.body) if isinstance(node, ir.Return))
-    return bool(keys) and any(value is not None and inner.carries(value) for value in returned)
+    cut = without_graph(function.body)
+    returned = (node for node in statements(function.body) if isinstance(node, ir.Return) and node.at not in cut)
+    return bool(keys) and any(node.value is not None and inner.carries(node.value) for node in returned)
 
 
 def reached(start: Sequence[Space], without: Container[tuple[str, int]]) -> Iterator[Space]:

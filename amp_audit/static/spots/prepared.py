@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from amp_audit.static.binding.origins import Origins, Where
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import statements, walk
+from amp_audit.static.source.traverse import last_word, statements, walk
 
 _CUTS = frozenset(
     ("detach", "item", "tolist", "numpy", "argmax", "size", "dim", "numel", "data", "device", "dtype", "shape", "ndim")
@@ -64,12 +64,27 @@ def graph_names(
     loops.
     """
     found = set(given)
+    cut = without_graph(body)
     for _ in range(2):
         for node in statements(body):
+            if node.at in cut:
+                continue
             if isinstance(node, (ir.Assign, ir.Augment)) and depends(node.value, where, prepared, found, answers):
                 targets = node.targets if isinstance(node, ir.Assign) else (node.target,)
                 found |= {name for target in targets for name in _plain_names(target)}
     return found
+
+
+def without_graph(body: Sequence[ir.Stmt]) -> frozenset[int]:
+    """Where the statements stand that ``with torch.no_grad()`` keeps out of the graph."""
+    withs = (node for node in statements(body) if isinstance(node, ir.With))
+    off = (node for node in withs if any(cuts_graph(context) for context, _ in node.items))
+    return frozenset(inner.at for node in off for inner in statements(node.body))
+
+
+def cuts_graph(expr: ir.Expr) -> bool:
+    """Whether a context, or a decorator, is one that records no gradients."""
+    return last_word(expr.func if isinstance(expr, ir.Call) else expr) in ("no_grad", "inference_mode")
 
 
 def _plain_names(target: ir.Expr) -> Iterator[str]:

@@ -117,7 +117,8 @@ def _speaks_of(test: ir.Expr, state: ir.Expr) -> bool:
 
 def _mentioned(expr: ir.Expr) -> set[object]:
     names = {part.id for part in walk(expr) if isinstance(part, ir.Name)}
-    return names | {part.value for part in walk(expr) if isinstance(part, ir.Const) and isinstance(part.value, str)}
+    texts = {part.value for part in walk(expr) if isinstance(part, ir.Const) and isinstance(part.value, str)}
+    return {*names, *(("key", text) for text in texts)}
 
 
 def _replaced(body: Sequence[ir.Stmt], where: Where, project: Project) -> Iterator[tuple[int, ir.Call]]:
