@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from amp_audit.events import Event, Kind
 from amp_audit.records import replace
-from amp_audit.state import blur, forget, get, live_region, region_dtype
+from amp_audit.state import LOW_PRECISION, blur, forget, get, live_region, region_dtype
 from amp_audit.static.binding.project import ClassRef, External, ModuleRef
 from amp_audit.static.source import ir
 from amp_audit.static.source.names import MOST_NAMES, is_settings
@@ -264,7 +264,10 @@ class Contexts(Exchanges):
         told = [item.text for item in (*args, *named.values()) if isinstance(item, Symbol)]
         divided = UNSEEN if _accumulate(words) or any(map(accumulates, told)) else frozenset[Hashable]()
         lowered = dtype_of(world.heap.get((model.id, LOWERED))) if region_dtype(world.state) is None else None
-        made = Tensor(own, lowered or computed_in(world) or inner, divided=divided, ran=self._runs(model, world))
+        ran = self._runs(model, world)
+        if ran == {"outside"} and inner in LOW_PRECISION:
+            ran = frozenset({"unknown"})  # what it returns comes from a region of its own
+        made = Tensor(own, lowered or computed_in(world) or inner, divided=divided, ran=ran)
         return together([*fed, made], made.dtype)
 
     def _runs(self, model: Instance, world: World) -> frozenset[str]:
