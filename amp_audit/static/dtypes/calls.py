@@ -504,8 +504,19 @@ class Calls(Evaluation):
                 return Opaque(key, param.name, number=True)
             if last == "Tensor":
                 return Tensor()
+            declared = self._declared(func, param) if not self.active else None
+            if declared is not None:
+                return declared
         number = func.function.name == "__init__" or param.name.lower() in OPTIONS
         return Opaque(key, param.name, number=number)
+
+    def _declared(self, func: Func, param: ir.Param) -> Object | None:
+        """The model that a parameter of an entry is declared to be, should its class be one of the project's."""
+        annotation = param.annotation
+        found = self.project.resolve(func.module, annotation) if isinstance(annotation, (ir.Name, ir.Attr)) else None
+        if not isinstance(found, project.ClassRef) or not self.is_module(found):
+            return None
+        return self.instance(found, (func.module.path, func.function.at, param.name))
 
 
 def _doubles(value: Value) -> Value:
