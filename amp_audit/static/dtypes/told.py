@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from amp_audit.static.binding.project import ClassRef, Project
 from amp_audit.static.dtypes.values import Region
@@ -27,15 +27,14 @@ class Told:
     def __init__(self, project: Project) -> None:
         self.project = project
         self.regions: dict[str, set[Region]] = {}
-        steps: set[str | None] = set()
+        steps: set[Region | None] = set()
         for module in project.modules.values():
-            for name, dtype in _precisions(module, project):
+            for name, region in _regions(module, project):
                 if name == _TRAINER:
-                    steps.add(dtype)
-                if dtype is not None:
-                    self.regions.setdefault(module.path, set()).add(Region("cuda", frozenset({dtype})))
-        only = steps.pop() if len(steps) == 1 else None
-        self._region = Region("cuda", frozenset({only})) if only is not None else None
+                    steps.add(region)
+                if region is not None:
+                    self.regions.setdefault(module.path, set()).add(region)
+        self._region = steps.pop() if len(steps) == 1 else None
 
     def region(self, function: ir.Function, cls: ClassRef | None) -> Region | None:
         """The region in which a method runs that Lightning calls, or its steps do, where all Trainers agree."""
@@ -48,17 +47,23 @@ class Told:
         return function.name.endswith("_step") and self.region(function, cls) is not None
 
 
-def _precisions(module: ir.Module, project: Project) -> Iterator[tuple[str, str | None]]:
-    """Each framework that a module tells a precision, and the dtype; None for one that is no literal, or float32."""
+def _regions(module: ir.Module, project: Project) -> Iterator[tuple[str, Region | None]]:
+    """Each framework that a module tells a precision, and its region; None for what is no literal, or float32."""
     for part in parts(module.body, into=True) if not _WORDS.isdisjoint(module.words) else ():
         name = project.called(module, part.func) if isinstance(part, ir.Call) else None
-        if not isinstance(part, ir.Call) or name is None:
+        if not isinstance(part, ir.Call) or name not in (_TRAINER, *_ARGUMENTS, _ACCELERATOR):
             continue
         said = {arg.keyword: arg.value.value for arg in part.args if isinstance(arg.value, ir.Const)}
-        if name == _TRAINER:
-            told = said.get("precision")
-            yield name, _DTYPES.get(told) if isinstance(told, (int, str)) else None
-        elif name in _ARGUMENTS:
-            yield name, next((dtype for word, dtype in _FLAGS.items() if said.get(word) is True), None)
-        elif name == _ACCELERATOR:
-            yield name, _FLAGS.get(str(said.get("mixed_precision")))
+        dtype = _dtype(name, said)
+        on_cpu = said.get("accelerator") == "cpu" or True in (said.get("use_cpu"), said.get("cpu"))
+        yield name, Region("cpu" if on_cpu else "cuda", frozenset({dtype})) if dtype is not None else None
+
+
+def _dtype(name: str, said: Mapping[str | None, object]) -> str | None:
+    """The dtype of a framework's region, by what its constructor is told."""
+    if name == _TRAINER:
+        precision = said.get("precision")
+        return _DTYPES.get(precision) if isinstance(precision, (int, str)) else None
+    if name in _ARGUMENTS:
+        return next((dtype for word, dtype in _FLAGS.items() if said.get(word) is True), None)
+    return _FLAGS.get(str(said.get("mixed_precision")))

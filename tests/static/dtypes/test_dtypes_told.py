@@ -51,6 +51,7 @@ def filled(text: str, imported: str, **words: str) -> str:
         ('precision="16-mixed"', OVERFLOWS, BANNED),
         ("precision=16", OVERFLOWS, BANNED),
         ('precision="bf16-mixed"', "", BANNED),
+        ('precision="bf16-mixed", accelerator="cpu"', "", ""),
         ('precision="32-true"', "", ""),
         ("max_epochs=3", "", ""),
         ("precision=loader.precision", "", ""),
