@@ -288,7 +288,8 @@ def standing(hazards: Iterable[Hazard[P]], happened: Happened, *, any_scaler: bo
 
 def give_way(hazards: Iterable[Hazard[P]]) -> list[tuple[Hazard[P], list[Hazard[P]]]]:
     """One hazard per (rule, place), and rules give way to others that speak of the same thing (docs/contracts: One
-    hazard, one finding). Returns each kept hazard with the losers.
+    hazard, one finding). Returns each kept hazard with the losers. What a detector yields to wins at its place alone,
+    what its rule yields to wherever both share an identity.
     """
     kept: dict[tuple[str, P], Hazard[P]] = {}
     for hazard in hazards:
@@ -305,4 +306,5 @@ def _winner(one: Hazard[P], hazards: Sequence[Hazard[P]]) -> Hazard[P] | None:
         for other in hazards:
             if other.rule.id == rule and (other.about & one.about or other.place == one.place):
                 return other
-    return None
+    same = (other for other in hazards if other.place == one.place and other.rule.id in one.detector.yields_to)
+    return next(same, None)

@@ -14,7 +14,7 @@ from amp_audit.model import Severity
 from amp_audit.records import record
 
 DETECTOR_KEYS: Mapping[str, frozenset[str]] = {
-    "event": frozenset({"when", "at", "anywhere", "nowhere"}),
+    "event": frozenset({"when", "at", "anywhere", "nowhere", "yields_to"}),
     "op": frozenset(
         {
             "inputs",
@@ -40,7 +40,7 @@ DETECTOR_KEYS: Mapping[str, frozenset[str]] = {
 }
 """The kinds of detectors and the keys each may have beside its own; ``COMMON_KEYS`` go with every kind."""
 
-_PARSED = frozenset({"when", "at", "anywhere", "nowhere", "message", "severity"})
+_PARSED = frozenset({"when", "at", "anywhere", "nowhere", "yields_to", "message", "severity"})
 COMMON_KEYS = frozenset({"message", "severity", "confidence", "source"})
 
 REQUIRED_KEYS = ("id", "name", "severity", "summary", "why", "fix")
@@ -63,6 +63,7 @@ class Detector:
     at: str | None = None
     anywhere: tuple[str, ...] = ()
     nowhere: tuple[str, ...] = ()
+    yields_to: tuple[str, ...] = ()
     message: str = ""
     severity: Severity | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -273,6 +274,7 @@ def _detector(data: object, where: str) -> Detector:
         at=data.get("at"),
         anywhere=_texts(data.get("anywhere"), f"{where}.anywhere"),
         nowhere=_texts(data.get("nowhere"), f"{where}.nowhere"),
+        yields_to=_texts(data.get("yields_to"), f"{where}.yields_to"),
         message=str(data.get("message", "")).strip(),
         severity=_severity(severity, f"{where}.severity") if severity is not None else None,
         options={key: value for key, value in data.items() if key not in _PARSED and key != kind},

@@ -361,3 +361,31 @@ _KINDS = """
 @pytest.mark.parametrize(("one", "found"), [("optimizer.zero_grad()", False), ("pass", True)])
 def test_a_round_that_makes_no_loss_has_none_to_go_back_from(one: str, found: bool) -> None:
     assert ("AMP223" in ids(_KINDS.format(one=one))) is found
+
+
+@pytest.mark.parametrize(("indent", "expected"), [(16, {"AMP202"}), (20, {"AMP223"})])
+def test_a_clip_that_is_wrong_with_a_scaler_is_told_of_once(indent: int, expected: set[str]) -> None:
+    """Without the scaler it comes too early in the window; beside one its limit is compared with scaled gradients."""
+    source = f"""
+        import torch
+        from torch import nn
+
+        def train(model, optimizer, loader, args):
+            scaler = torch.amp.GradScaler("cuda") if args.fp16 else None
+            for step, x in enumerate(loader):
+                with torch.autocast("cuda", enabled=args.fp16 or args.bf16):
+                    loss = model(x).mean() / args.n
+                if args.fp16:
+                    scaler.scale(loss).backward()
+                else:
+                    loss.backward()
+{" " * indent}nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                if (step + 1) % args.n == 0:
+                    if args.fp16:
+                        scaler.step(optimizer)
+                        scaler.update()
+                    else:
+                        optimizer.step()
+                    optimizer.zero_grad()
+    """
+    assert ids(source) == expected
