@@ -191,7 +191,7 @@ class Operations(abc.ABC):
             last_of(name, effect, tensors, numbers),
             filled(name, effect, tensors, numbers),
             name == "arange" or (effect != "bool" and name not in surface.BOUNDED and any(t.counted for t in tensors)),
-            widening.is_table(name, effect, tensors, args, named, lowered),
+            widening.is_table(name, effect, tensors, args, named, lowered) and not any(map(self._begins_loop, tensors)),
             of=averages.weights_in(name, tensors),
         )
         self.averaged(op, tensors, [*args[1:], *named.values()], at)

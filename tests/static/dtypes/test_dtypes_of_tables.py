@@ -199,6 +199,7 @@ def test_whatever_runs_in_float32_on_the_way(body: str) -> None:
         "for one in self.table:\n    h = self.two(F.relu(h * one))\nreturn h",
         "total = torch.zeros(8)\ntotal = total + h\nreturn self.two(F.relu(total))",
         "s = torch.zeros(8)\nfor _ in range(3):\n    s = self.two(F.relu(torch.cat([h, s])))\nreturn s",
+        "s = torch.zeros(8)\nfor _ in x:\n    h = F.relu(torch.where(mask, 1 - s, h))\n    s += h\nreturn self.two(h)",
         "self.state = torch.zeros(8)\nreturn self.two(F.relu(torch.cat([h, self.state])))",
         "self.queue[0] = self.norm(h)\nreturn self.two(F.relu(h * self.queue))",
         "out = torch.ones(8)\nout[0] = mask\nreturn self.two(F.relu(h * out))",
