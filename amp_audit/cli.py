@@ -186,7 +186,12 @@ def _check(words: list[str]) -> int:
     from amp_audit import reading
 
     scope = reading.Scope(
-        options.stdin_filename, options.force_exclude, options.diff, options.write_baseline, not options.no_cache
+        stdin_name=options.stdin_filename,
+        force_exclude=options.force_exclude,
+        diff=options.diff,
+        write_baseline=options.write_baseline,
+        cache=not options.no_cache,
+        beside=True,
     )
 
     def job() -> tuple[Report | None, int]:

@@ -40,6 +40,7 @@ class Scope:
     ``force_exclude``: ``exclude`` holds for files given by name too. ``diff``: only what concerns lines changed since
     this commit. ``write_baseline``: every finding becomes a known one, in this file. ``cache``: what was found before
     holds while nothing has changed. ``thorough``: look through the whole project for what a repair could break.
+    ``beside``: this process may be forked.
     """
 
     stdin_name: str | None = None
@@ -48,6 +49,7 @@ class Scope:
     write_baseline: Path | None = None
     cache: bool = True
     thorough: bool = False
+    beside: bool = False
 
 
 def load_rules(configuration: Configuration, files: Iterable[str] = ()) -> Rulebook:
@@ -91,7 +93,8 @@ def check(
     if contents:
         files = replace(files, given={**files.given, **contents})
     book = load_rules(configuration, files.paths)
-    known = read(files, configuration, book, cache=_cache() if wanted.cache else None, thorough=wanted.thorough)
+    place = _cache() if wanted.cache else None
+    known = read(files, configuration, book, cache=place, thorough=wanted.thorough, beside=wanted.beside)
     report = assemble("check", " ".join(map(str, paths)), known, configuration, book, Severity.WARNING)
     return ratchet.apply(report, known, configuration, changes, wanted.write_baseline)
 
@@ -125,10 +128,12 @@ def read(
     follow: bool = False,
     cache: Path | None = None,
     thorough: bool = False,
+    beside: bool = False,
 ) -> Read:
     """Findings of the rules in force; ``follow``: also those in files that the given ones import.
 
-    ``cache``: the folder in which results are kept for the next time (None: nowhere). ``thorough``: as in ``Scope``.
+    ``cache``: the folder in which results are kept for the next time (None: nowhere). ``thorough``, ``beside``: as in
+    ``Scope``.
     """
     from amp_audit.static import check as static
 
@@ -138,7 +143,7 @@ def read(
         own = rulebook.load(settings.rules)
         return frozenset(rule for rule in settings.in_force(path, own) if own[rule].static or not own[rule].runtime)
 
-    options = static.Options(follow=follow, rules=in_force, cache=cache, thorough=thorough)
+    options = static.Options(follow=follow, rules=in_force, cache=cache, thorough=thorough, beside=beside)
     result = static.check_files(files, book, options)
     texts = {path: data.decode("utf-8", "replace") for path, data in files.given.items()}
     return Read(result.findings, result.coverage, files=(*files.paths, *files.configs), texts=texts)

@@ -38,7 +38,7 @@ class Options:
     import count too, as in the audit of a program. ``rules``: those in force, be it for each file (None: all).
     ``prefilter``: skip files that cannot matter; without it the findings are the same and it takes longer.
     ``cache``: the folder in which results are kept (None: nowhere). ``thorough``: look through all files of a project
-    for what a repair could break, which takes longer."""
+    for what a repair could break, which takes longer. ``beside``: use a second process, where that pays."""
 
     excluded: Callable[[str], bool] = lambda path: False
     follow: bool = False
@@ -46,6 +46,7 @@ class Options:
     prefilter: bool = True
     cache: Path | None = None
     thorough: bool = False
+    beside: bool = False
 
     def rules_for(self, path: str, book: Rulebook) -> frozenset[str]:
         """The ids of the rules in force for a file."""

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_audit.model import Finding, Fix
+from amp_audit.records import record, replace
 from amp_audit.rulebook import Rulebook
-from amp_audit.static import dtypes
+from amp_audit.static.beside import Beside, is_worth_it
 from amp_audit.static.binding.project import Project
 from amp_audit.static.cache import Entry
 from amp_audit.static.expected import unexpected
@@ -23,8 +24,6 @@ from amp_audit.static.source.pins import Newest, newest
 from amp_audit.static.source.position import LoweringError
 from amp_audit.static.source.selection import Selection
 from amp_audit.static.source.sources import Source, Unreadable, decode
-from amp_audit.static.spots import patterns
-from amp_audit.static.walking import paths
 
 if TYPE_CHECKING:
     from amp_audit.static.check import Options
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
 LARGEST = 2_000_000
 """Characters above which a source is left out, and named: the longest file of torch has 1.2 million (measured: 5 s of
 CPU time and 0.3 GB of memory for a million)."""
+
+MOST_BESIDE = 4_000_000
+"""Characters of a project up to which two processes work on it: each comes to hold most of what both began with."""
 
 
 def examine(selection: Selection, book: Rulebook, options: Options) -> tuple[Entry, Layout | None]:
@@ -59,6 +61,7 @@ class _Outcome:
     failed: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     asked: Set[str] = frozenset()
+    size: int = 0
 
     def run(self) -> Project | None:
         self.skipped = self.selection.skipped
@@ -71,6 +74,7 @@ class _Outcome:
         files = {file.source.path: file for file in self._files()}
         if not files:
             return None
+        self.size = sum(len(file.source.text) for file in files.values())
         project = Project((file.module for file in files.values()), Path(self.selection.root), self._newest(files))
         asked = {path: self.options.rules_for(path, self.book) for path in self._asked(files)}
         self.asked = asked.keys()
@@ -141,10 +145,18 @@ class _Outcome:
 
     def _raw(self, project: Project, book: Rulebook) -> list[RawFinding]:
         """What the detectors find; one that fails costs its own findings, not those of the others."""
+        beside = None
+        if self.options.beside and self.size <= MOST_BESIDE and is_worth_it():
+            beside = Beside(lambda: _dtypes_apart(project, book, self.asked), book.rules)
         found = []
         for name, detector in _DETECTORS.items():
             try:
-                found.append(detector(project, book, self))
+                if beside is not None and detector is _dtypes:
+                    raws, looked = beside.result()
+                    looked.into(project)
+                else:
+                    raws = detector(project, book, self)
+                found.append(raws)
             except Exception:
                 self.failed.add(f"{self.selection.root} ({name})")
                 self.notes.append(_internal(name, self.selection.root))
@@ -179,7 +191,12 @@ def _internal(detector: str, root: str) -> str:
     return f"internal error in the {detector} of {root}: {lines[-1]} ({place}); please report it"
 
 
+# Detectors are loaded by the process that runs them: that takes as long as checking a few files does.
+
+
 def _patterns(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
+    from amp_audit.static.spots import patterns
+
     found, failures = patterns.find(project, book, outcome.asked)
     outcome.notes += failures
     outcome.failed.update(failures)
@@ -187,13 +204,47 @@ def _patterns(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFi
 
 
 def _paths(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
+    from amp_audit.static.walking import paths
+
     found, unfinished = paths.find(project, book, outcome.asked)
     outcome.notes += unfinished
     return found
 
 
 def _dtypes(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
-    return dtypes.find(project, book, outcome.asked)
+    return _found_dtypes(project, book, outcome.asked)
+
+
+def _found_dtypes(project: Project, book: Rulebook, asked: Set[str]) -> list[RawFinding]:
+    from amp_audit.static import dtypes
+
+    return dtypes.find(project, book, asked)
+
+
+@record(frozen=True, slots=True)
+class Looked:
+    """Where another process has looked for imports, in its copy of a project."""
+
+    read_everything: bool
+    read: dict[str, bytes | None]
+    asked: dict[str, bool]
+    listed: dict[str, str]
+
+    @classmethod
+    def of(cls, project: Project) -> Looked:
+        layout = project.layout
+        return cls(project.read_everything, layout.read, layout.asked, layout.listed)
+
+    def into(self, project: Project) -> None:
+        project.read_everything |= self.read_everything
+        project.layout.learn(self.read, self.asked, self.listed)
+
+
+def _dtypes_apart(project: Project, book: Rulebook, asked: Set[str]) -> tuple[list[RawFinding], Looked]:
+    raws = _found_dtypes(project, book, asked)
+    # What a finding knows beside its text goes by the objects of a walk, and is of use only within it.
+    bare = [replace(raw, facts={}) for raw in raws]
+    return bare, Looked.of(project)
 
 
 _DETECTORS: dict[str, Callable[[Project, Rulebook, _Outcome], list[RawFinding]]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -50,6 +50,12 @@ class Layout:
     def asked(self) -> dict[str, bool]:
         """Which absolute paths were found to be files, or none, apart from those given."""
         return {path: found for path, found in self._files.items() if path not in self._given}
+
+    def learn(self, read: Mapping[str, bytes | None], asked: Mapping[str, bool], listed: Mapping[str, str]) -> None:
+        """Add what a copy of this layout has asked the disk."""
+        self.read.update(read)
+        self._files.update(asked)
+        self.listed.update(listed)
 
     def absolute(self, path: str) -> str:
         """The absolute path; those of a project are asked for by the ten thousand."""
