@@ -224,6 +224,13 @@ def _filled_blank(state: State, owners: frozenset[Id]) -> State:
     )
 
 
+def _stepped(state: State, event: Event) -> Iterable[Id]:
+    """The owners that an optimizer has: a loss may be a module too, whose gradients nobody clears, as it has none."""
+    owners = event.owners or ()
+    linked = {owner for _, held in state.links for owner in held}
+    return [owner for owner in owners if owner in linked] or (() if linked else owners)
+
+
 def _of_another(held: Gradients, event: Event) -> bool:
     """Whether there are gradients with the scale of another scaler than the one of this loss."""
     known = None not in (held.scaler, event.scaler) and held.scaler != event.scaler
@@ -266,7 +273,7 @@ def _backward(state: State, event: Event, facts: dict[str, object]) -> State:
     facts.update(scaled=event.scaled, detached=event.detached, term=event.term)
     facts.update(ran=event.ran, float32=_in_float32(event.ran, event.dtype))
     facts["seen"] = bool(event.owners) and not any(isinstance(owner, str) for owner in event.owners or ())
-    facts["other_scaler"] = any(_of_another(held, event) for held in _held(state, event.owners or ()))
+    facts["other_scaler"] = any(_of_another(held, event) for held in _held(state, _stepped(state, event)))
     if event.detached:
         return state
     owners, assumed = event.owners or (), False

@@ -208,3 +208,19 @@ def test_handing_the_scaler_to_what_trains_keeps_no_state_of_it() -> None:
     assert found(main=library + saving, train=TRAIN) == []
     named = handed.replace("train(model,", "train_and_save(model,").replace("import train", "import train_and_save")
     assert found(main=named + saving, train=TRAIN.replace("def train", "def train_and_save")) == []
+
+
+def test_states_that_two_programs_gather_alike_are_held_against_the_one_that_scales() -> None:
+    gather = "def gather(model, optimizer):\n    return {'m': model.state_dict(), 'o': optimizer.state_dict()}\n"
+    plain = """
+        import torch
+        from gather import gather
+
+        def main(model, optimizer, loss):
+            loss.backward()
+            torch.save(gather(model, optimizer), "a")
+        """
+    other = {"gather": gather, "train": TRAIN, "other": plain}
+    scaled = found(**other, main=main_with("import gather\ntorch.save(gather.gather(model, optimizer), 'a')"))
+    assert [place[0] for place in scaled] == ["main"]
+    assert found(**other, main=MAIN) == []

@@ -240,3 +240,45 @@ def test_a_name_that_is_held_against_words_decides_by_its_word() -> None:
     assert "precision" in local.words
     assert "device" in local and "device" not in local.words
     assert "way" not in local.words
+
+
+SETTINGS = """
+import torch
+from torch import nn
+
+def region(settings):
+    if not settings.get("amp", False):
+        return nullcontext()
+    name = settings.get("dtype", "float16")
+    return torch.autocast("cuda", dtype=torch.float16 if name == "float16" else torch.bfloat16)
+
+class Both(nn.Module):
+    def __init__(self, one, two, settings=None):
+        super().__init__()
+        self.one, self.two = one, two
+        self.settings = {kept}
+
+    def forward(self, x):
+        with region(self.settings or {{}}):
+            return self.one(x) + self.two(x)
+
+def main(settings, others, loader):
+    model = Both(make(settings), make(settings), {given})
+    for x in loader:
+        with region(settings or {{}}):
+            model(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kept", "given", "meet"),
+    [
+        ("settings or {}", "settings", False),
+        ("settings if settings is not None else {}", "settings", False),
+        ("settings or {}", "others", True),
+    ],
+)
+def test_settings_or_an_empty_dict_decide_as_the_settings_do(kept: str, given: str, meet: bool) -> None:
+    module = lowering.lower("/project/main.py", SETTINGS.format(kept=kept, given=given))
+    raw, _ = paths.find(Project([module], Path("/project")), rulebook.load())
+    assert ("AMP306" in {found.rule.id for found in raw}) is meet

@@ -377,3 +377,68 @@ for x in []:
         "build()\n", 'build()\nscaler = torch.amp.GradScaler("cuda")\n' if scaled else "build()\n", 1
     )
     assert "AMP211" not in rules(source)
+
+
+EPOCHS = """
+import torch
+from torch import nn
+
+def epoch(model: nn.Module, criterion: nn.Module, loader, optimizer, args):
+    scaler = torch.amp.GradScaler("cuda")
+    model.train()
+    criterion.train()
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = criterion(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+def main(args, loader):
+    model, criterion = build(args)
+    optimizer = torch.optim.AdamW(model.parameters())
+    {other}
+    for _ in range(args.epochs):
+        epoch(model, criterion, loader, optimizer, args)
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "crossed"), [("pass", False), ("later = torch.optim.AdamW(criterion.parameters())", True)]
+)
+def test_gradients_that_no_optimizer_has_are_no_other_scalers(other: str, crossed: bool) -> None:
+    text = EPOCHS.format(other=other)
+    raw, _ = paths.find(Project([lowering.lower("/project/main.py", text)], Path("/project")), rulebook.load())
+    assert ("AMP221" in {found.rule.id for found in raw}) is crossed
+
+
+HELD = """
+import torch
+
+class Trainer:
+    def start(self):
+        model, other = self.build(), self.build()
+        return {{"scaler": torch.amp.GradScaler("cuda"), "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+                 "model": {model}}}
+
+    def train(self, loader):
+        state = self.start()
+        scaler, optimizer, model = state["scaler"], state["optimizer"], state["model"]
+        for x in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda"):
+                loss = model(x).mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+"""
+
+
+@pytest.mark.parametrize(("model", "clipped"), [("model", False), ("other", True)])
+def test_a_model_that_a_dict_of_states_holds_is_that_model(model: str, clipped: bool) -> None:
+    text = HELD.format(model=model)
+    raw, _ = paths.find(Project([lowering.lower("/project/main.py", text)], Path("/project")), rulebook.load())
+    assert ("AMP202" in {found.rule.id for found in raw}) is clipped

@@ -133,13 +133,15 @@ def scaler_left_out(
     parts = {path: survey.part(path) for path in survey.family(module.path)}
     if any(part.apart for part in parts.values()):
         return
-    scaling = _scaling(module, survey, project)
-    if not scaling:
+    if not _scaling(module, survey, project):
         return
-    path, part = min(scaling.items(), key=lambda pair: (pair[0] != module.path, not pair[1].sure, pair[0]))
-    step = RawStep(path, part.scaler or 0, "the loss is scaled by this one")
-    confidence = Confidence.HIGH if part.sure else Confidence.MEDIUM
     for place in dict.fromkeys(_places(module.path, own, parts)):
+        scaling = _scaling(project.modules[place[0]], survey, project)
+        if not scaling:
+            continue  # another program, which shares what gathers the states, and scales nothing itself
+        path, part = min(scaling.items(), key=lambda pair: (pair[0] != module.path, not pair[1].sure, pair[0]))
+        step = RawStep(path, part.scaler or 0, "the loss is scaled by this one")
+        confidence = Confidence.HIGH if part.sure else Confidence.MEDIUM
         yield RawFinding(rule, place[0], place[1], detector.message, confidence, related=(step,))
 
 

@@ -371,7 +371,7 @@ class Evaluator(abc.ABC):
         """What a subscript gives; of a dict that is filled out of sight, which one it was is all that is known."""
         found = subscript(base, index)
         text = dotted(node.base)
-        if not isinstance(base, Table) or not isinstance(found, Symbol) or not text:
+        if not isinstance(base, Table) or not isinstance(found, Symbol) or not text or _is_put_in_sight(base, index):
             return found
         return replace(found, key=short(f"{tag(world.frame.module.path)}:{text}[{key_of(index)}]"), text=text)
 
@@ -573,6 +573,10 @@ def named(value: Value, name: str) -> Value:
     if not isinstance(value, Symbol) or value.text == name:
         return value
     return Symbol(value.key, name, value.volatile, value.param, value.giver)
+
+
+def _is_put_in_sight(table: Table, index: Value) -> bool:
+    return isinstance(index, Literal) and table.get(index.value) is not None
 
 
 def _as_tensor(value: Value) -> Value:

@@ -585,10 +585,15 @@ def either(one: Value, two: Value) -> Value:
     if isinstance(one, Table) and isinstance(two, Table):
         other = dict(two.items)
         return Table(tuple((key, either(item, other[key])) for key, item in one.items if key in other), True)
+    if isinstance(one, Symbol) and two == _NOTHING:
+        return one  # settings or {}: what is asked of the empty dict is as good as asked of settings that lack it
+    if isinstance(two, Symbol) and one == _NOTHING:
+        return two
     giver = one.giver if isinstance(one, Symbol) and isinstance(two, Symbol) and one.giver == two.giver else None
     return Symbol(short(f"either({key_of(one)},{key_of(two)})"), giver=giver)
 
 
+_NOTHING = Table()
 _ONE_OF = "one of"
 
 
