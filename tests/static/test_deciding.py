@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from amp_audit import rulebook
-from amp_audit.static.binding.project import Project
+from amp_audit.static.binding.project import External, Project
 from amp_audit.static.source import lowering
 from amp_audit.static.source.traverse import definitions
 from amp_audit.static.walking import paths
+from amp_audit.static.walking.algebra import comparison
 from amp_audit.static.walking.deciding import Deciding, deciding
 from amp_audit.static.walking.hot import Heat
+from amp_audit.static.walking.values import NONE, Condition, Literal
 
 TRAIN = """
 import torch
@@ -282,3 +284,12 @@ def test_settings_or_an_empty_dict_decide_as_the_settings_do(kept: str, given: s
     module = lowering.lower("/project/main.py", SETTINGS.format(kept=kept, given=given))
     raw, _ = paths.find(Project([module], Path("/project")), rulebook.load())
     assert ("AMP306" in {found.rule.id for found in raw}) is meet
+
+
+@pytest.mark.parametrize(
+    ("name", "equal"), [("torch.float16", Literal.of(False)), ("torch.version.hip", None), ("FLAGS.dtype", None)]
+)
+def test_what_a_library_has_is_not_nothing(name: str, equal: Literal | None) -> None:
+    for pair in ((External(name), NONE), (NONE, External(name))):
+        found = comparison("==", *pair)
+        assert found == equal if equal is not None else isinstance(found, Condition)

@@ -249,5 +249,7 @@ def equality(left: Value, right: Value) -> Value:
         return Literal.of(left == right)
     if isinstance(left, Literal):
         left, right = right, left
+    if right == NONE and isinstance(left, External) and is_there(left):
+        return Literal.of(False)  # a dtype that a function chose, or None: ``dtype == torch.float16``
     volatile = is_volatile(left) or is_volatile(right)
     return Condition(short(f"{key_of(left)} == {key_of(right)}"), volatile=volatile)
