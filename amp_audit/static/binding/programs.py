@@ -31,9 +31,9 @@ class Programs:
         modules = self.project.modules.items()
         return {path for path, module in modules if any(map(_TRAINS.search, module.words))}
 
-    def around(self, live: Mapping[str, object]) -> set[str]:
+    def around(self, live: Mapping[str, object], touched: Iterable[str] = ()) -> set[str]:
         """The modules of the programs that enter a region in ``live``: what they import, their own packages, what they
-        load by name."""
+        load by name, and what is ``touched`` by autocast, unless that belongs to another program."""
         programs = set(live)
         while programs:
             more = {path for path in self._trains if self._imports[path] & programs} - programs
@@ -45,9 +45,9 @@ class Programs:
             for path in self._imports.get(todo.pop(), set()) - programs:
                 programs.add(path)
                 todo.append(path)
-        return programs | {
-            path for path in _unnamed(self.project, live, programs) if not self._is_of_others(path, programs)
-        }
+        unnamed = _unnamed(self.project, live, programs)
+        unnamed.update(path for path in touched if not self._stands_apart(path, programs))
+        return programs | {path for path in unnamed if not self._is_of_others(path, programs)}
 
     def _is_of_others(self, path: str, programs: Set[str]) -> bool:
         """Whether a module is a program that trains, which none of the others loads by name, or is imported where
@@ -57,6 +57,20 @@ class Programs:
             return True
         importers = self._importers(path)
         return importers.isdisjoint(programs) and any(map(self._trains_itself, importers))
+
+    def _stands_apart(self, path: str, programs: Set[str]) -> bool:
+        """Whether what trains nearest to a module, in its folder or one around it, is none of these programs."""
+        folder = os.path.dirname(path)
+        while True:
+            around = f"{folder}{os.sep}" if folder else ""
+            trained = {each for each in self._training if each.startswith(around)}
+            if trained or not around.strip(os.sep):
+                return bool(trained) and trained.isdisjoint(programs)
+            folder = os.path.dirname(folder)
+
+    @cached_property
+    def _training(self) -> set[str]:
+        return set(filter(self._trains_itself, self.project.modules))
 
     def _trains_itself(self, path: str) -> bool:
         return not self.project.modules[path].words.isdisjoint(_TRAINING)

@@ -264,7 +264,7 @@ def _run_models(project: Project, walk: Walk, reach: Programs) -> None:
     region = _training_region(walk)
     if region is None:
         return
-    classes = _outer_first(project, reach.around(walk.record.live_modules))
+    classes = _outer_first(project, reach.around(_live(walk), walk.record.live_modules))
     walk.guessing = True
     idle = only_inferred(project, [cls for cls in classes if walk.is_module(cls)])
     for cls in classes:
@@ -284,9 +284,16 @@ def _forward(cls: ClassRef) -> ir.Function | None:
     return next((method for method in methods if method.name == "forward"), None)
 
 
+def _live(walk: Walk) -> dict[str, list[Region]]:
+    """The regions that are on, by the modules that enter them; some only switch it off."""
+    modules = walk.record.live_modules.items()
+    found = {path: [region for region in regions if region.live] for path, regions in modules}
+    return {path: regions for path, regions in found.items() if regions}
+
+
 def _training_region(walk: Walk) -> Region | None:
     """The region in which the project's models run: float16 if any of its regions is, else bfloat16."""
-    live = [region for regions in walk.record.live_modules.values() for region in regions if region.live]
+    live = [region for regions in _live(walk).values() for region in regions]
     for dtype in _HALVES:
         having = [region for region in live if dtype in region.dtypes]
         if having:

@@ -395,3 +395,29 @@ def test_what_a_test_hands_over_tells_nothing_of_the_program() -> None:
 def test_what_surely_happens_in_a_test_is_told() -> None:
     sure = LEARNER.format(region="torch.autocast('cuda', dtype=torch.bfloat16)", comment="  # AMP405")
     assert misjudged(learner=sure, test_learner=STAND_IN) == []
+
+
+@pytest.mark.parametrize(
+    ("beside", "found"),
+    [
+        ("other/fit.py", False),  # what trains nearest to the model trains in float32
+        ("elsewhere/fit.py", True),
+    ],
+)
+def test_a_model_that_switches_autocast_off_runs_in_the_regions_of_programs_around_it(
+    tmp_path: Path, beside: str, found: bool
+) -> None:
+    cost = """
+        class Cost(nn.Module):
+            def forward(self, x):
+                with torch.autocast("cuda", enabled=False):
+                    return x.float().sum()
+    """
+    sources = {
+        "one/train.py": TRAIN.replace("from model import Net", "from elsewhere import Net"),
+        "other/models/net.py": "import torch\n" + textwrap.dedent(MODEL.format(comment="")) + textwrap.dedent(cost),
+        beside: "def fit(model, x, m):\n    load(model)(x, m).sum().backward()\n",
+    }
+    modules = [lower(str(tmp_path / name), textwrap.dedent(source)) for name, source in sources.items()]
+    rules = {finding.rule.id for finding in dtypes.find(Project(modules, tmp_path), book())}
+    assert ("AMP501" in rules) is found
