@@ -201,9 +201,7 @@ def _forward(state: State, event: Event, facts: dict[str, object]) -> State:
         for owner in event.owners or ():
             state = replace(state, lowered=put(state.lowered, owner, region.dtype))
     if region is not None and not region.cache and event.owners:
-        owners = frozenset(event.owners)
-        facts["recast"] = not owners.isdisjoint(region.ran)
-        return replace(state, regions=(*state.regions[:-1], replace(region, ran=region.ran | owners)))
+        return _uncached(state, region, frozenset(event.owners), facts)
     if region is None or not region.cache:
         return state
     outermost, owners = state.regions[0], frozenset(event.owners or (ANYONE,))
@@ -213,6 +211,12 @@ def _forward(state: State, event: Event, facts: dict[str, object]) -> State:
     if event.enabled is False:
         return _filled_blank(state, owners)
     return replace(state, regions=(replace(outermost, filled=outermost.filled | owners), *state.regions[1:]))
+
+
+def _uncached(state: State, region: Region, owners: frozenset[Id], facts: dict[str, object]) -> State:
+    """Weights are cast in a region that keeps nothing, perhaps not for the first time."""
+    facts["recast"] = not owners.isdisjoint(region.ran)
+    return replace(state, regions=(*state.regions[:-1], replace(region, ran=region.ran | owners)))
 
 
 def _filled_blank(state: State, owners: frozenset[Id]) -> State:
@@ -249,9 +253,11 @@ def _evaluate(state: State, event: Event, facts: dict[str, object]) -> State:
     known = len(before) == 1 and not {None, now} & before
     facts["dtypes"] = "differ" if known and now is not None else "same"
     region = live_region(state)
+    owners = frozenset(event.owners or ())
+    if region is not None and not region.cache and not event.frozen:
+        return _uncached(state, region, owners, facts)
     if region is None or not region.cache:
         return state
-    owners = frozenset(event.owners or ())
     if not event.frozen:  # of what requires no gradient nothing is kept
         facts["stale"] = next((how for owner, how in state.regions[0].stale if owner in owners), None)
     return _filled_blank(state, owners)

@@ -108,7 +108,7 @@ def join(one: State, two: State) -> State:
         lowered=tuple(pair for pair in one.lowered if pair in two.lowered),
         stepped=one.stepped if one.stepped == two.stepped else None,
         reads=tuple(pair for pair in one.reads if pair in two.reads),
-        regions=one.regions if one.regions == two.regions else (),
+        regions=_join_regions(one.regions, two.regions),
         blind=one.blind or two.blind,
         ever=one.ever | two.ever,
     )
@@ -147,6 +147,27 @@ def _join(one: Table[V], two: Table[V], both: Callable[[V, V], V], absent: V) ->
     left, right = dict(one), dict(two)
     keys = sorted({*left, *right}, key=repr)
     return tuple((key, both(left.get(key, absent), right.get(key, absent))) for key in keys)
+
+
+def _join_regions(one: tuple[Region, ...], two: tuple[Region, ...]) -> tuple[Region, ...]:
+    """The same regions, with all that either way left in their caches; none, where the ways are in different ones."""
+    if one == two:
+        return one
+    if [_bare(region) for region in one] != [_bare(region) for region in two]:
+        return ()
+    return tuple(map(_join_caches, one, two))
+
+
+def _bare(region: Region) -> Region:
+    return replace(region, filled=frozenset(), stale=(), blank=frozenset(), ran=frozenset())
+
+
+def _join_caches(one: Region, two: Region) -> Region:
+    stale = one.stale
+    for owner, how in two.stale:
+        stale = put(stale, owner, how)
+    kept = one.filled | two.filled, one.blank | two.blank, one.ran | two.ran
+    return replace(one, filled=kept[0], stale=stale, blank=kept[1], ran=kept[2])
 
 
 def _join_gradients(one: Gradients, two: Gradients) -> Gradients:

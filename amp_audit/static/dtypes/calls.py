@@ -62,13 +62,15 @@ _NO_REGION = Region("cuda", frozenset({"float16"}), enabled=False)
 @dataclass(slots=True)
 class _Outcome:
     """What a call came to: its result, the models that it cast, and how many statements were walked for it, those of
-    the remembered calls in it left out. ``under``: the facts under which it was met.
+    the remembered calls in it left out. ``under``: the facts under which it was met; ``emptied``: the attributes that
+    it sets to 0.
     """
 
     result: Value
     casts: dict[Hashable, frozenset[Cast]]
     own: int
     under: set[Facts]
+    emptied: tuple[Hashable, ...] = ()
 
 
 class Calls(Evaluation):
@@ -390,18 +392,19 @@ class Calls(Evaluation):
         held = self.memo.get(key) if remembers else None
         if held is not None:
             self.casts.update(held.casts)
+            self.note_emptied(held.emptied)
             if self.facts not in held.under and self._casts_are_under_facts():
                 held.under.add(self.facts)
                 self.spend(held.own)
             return held.result
-        before, left, within = dict(self.casts), self.fuel, self.remembered
+        before, left, within, noted = dict(self.casts), self.fuel, self.remembered, len(self.zeros)
         result = self._run(func, env, region, at)
         if function.decorators:
             self.restore_default(before)  # a decorator may do so
         if remembers:
             own = left - self.fuel - (self.remembered - within)
             added = {name: casts for name, casts in self.casts.items() if before.get(name) != casts}
-            self.memo[key] = _Outcome(result, added, own, {self.facts})
+            self.memo[key] = _Outcome(result, added, own, {self.facts}, tuple(self.zeros[noted:]))
             self.remembered = within + left - self.fuel
         return result
 

@@ -151,6 +151,8 @@ class Evaluation(Truths):
                     self.record.frozen.update(base.of)
             elif isinstance(base, (Object, Opaque)) and base.id:
                 self.own_parameter(base, target.name, value, target.at)
+                if isinstance(value, Const) and value.number == 0:
+                    self.note_emptied([(base, target.name)])
                 held = self.heap.of(base.id)
                 if isinstance(value, Tensor) and value.last in BLANK and not self.frame.setup:
                     value = replace(value, table=False)  # a state, of which this is the beginning

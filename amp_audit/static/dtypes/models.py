@@ -198,6 +198,8 @@ class Models(Operations):
             return NOTHING
         if name == "backward":
             self.note_training()
+            if self.loops:
+                self.loops[-1].steps = True
             self._trained(None)
             return NOTHING
         if isinstance(base, Opaque) and self.libraries.get(base.id, "").startswith("numpy.random."):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from amp_audit.records import record, replace
 from amp_audit.static.dtypes import averages, surface, widening
@@ -72,7 +72,8 @@ class Entry:
 @dataclass(slots=True)
 class Loop:
     """A loop in progress: what names held before it, under how many calls and conditions, whether it runs or trains a
-    model, and whether it does so in low precision.
+    model, whether it does so in low precision, and whether its rounds have a backward; which sums stood at 0 in one of
+    its rounds, and which attributes its rounds set to 0, whenever it is walked.
     """
 
     start: Mapping[str, Value]
@@ -80,6 +81,9 @@ class Loop:
     guards: int = 0
     trains: bool = False
     low: bool = False
+    steps: bool = False
+    begun: set[Hashable] = field(default_factory=set)
+    emptied: set[Hashable] = field(default_factory=set)
 
 
 class Operations(abc.ABC):
@@ -94,6 +98,8 @@ class Operations(abc.ABC):
         self.active: list[Place] = []
         self.sites: list[Place | None] = []
         self.loops: list[Loop] = []
+        self.emptied: dict[Place, set[Hashable]] = {}  # by loops
+        self.zeros: list[Hashable] = []  # attributes that were set to 0, in the order of the walk
         self.guards = 0  # conditions that are not known, around what is run
         self.tested = False  # whether a test is where the walk began
         self.fitting = 0  # those of them by which something has a certain dtype
@@ -355,6 +361,12 @@ class Operations(abc.ABC):
     def notice(self, op: str, tensor: Tensor, at: int, by: str = "") -> None:
         """Note something that the code does with a tensor and that is no op of torch, for detectors to look for."""
         self._use(op, Tensor(tensor.dtypes, by or tensor.by, tensor.assumed, origin=tensor.origin), (), [tensor], at)
+
+    def note_emptied(self, attributes: Sequence[Hashable]) -> None:
+        """Attributes are set to 0 in a round of the loops in progress."""
+        self.zeros += attributes
+        for loop in self.loops:
+            loop.emptied.update(attributes)
 
     def synchronised(self, value: Value, at: int) -> None:
         """Note that the host waits for the device, in every round of a loop that trains in low precision."""

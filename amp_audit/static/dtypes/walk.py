@@ -45,7 +45,7 @@ from amp_audit.static.dtypes.values import (
 from amp_audit.static.source import ir
 from amp_audit.static.source.conditions import NO_FACTS, Facts
 from amp_audit.static.source.names import is_of_tests
-from amp_audit.static.source.traverse import spelled_condition, walk, words_in
+from amp_audit.static.source.traverse import root_name, spelled_condition, walk, words_in
 
 _FUEL = 20_000
 """Statements per entry; a walk that needs more ends where it is."""
@@ -61,6 +61,10 @@ _SUBJECT = re.compile(f"{_PRECISION_WORD.pattern}|{_SWITCH.pattern}", re.IGNOREC
 """What a program keeps its choice of precision in."""
 _FULL = frozenset({"none", "no", "off", "full", "single", "float", "false", ""})
 """How programs name the choice of full precision, beside what has a 32 in it."""
+
+
+def _is_zero(value: Value) -> bool:
+    return isinstance(value, Const) and value.number == 0
 
 
 _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
@@ -245,7 +249,11 @@ class Walk(Calls):
         if op == "add" and isinstance(node.target, ir.Name):
             self._accumulated(node.target.id, before, value, node.at)
         elif op == "add" and isinstance(node.target, ir.Attr):
-            self._metered(self.eval(node.target.base), before, node.at)
+            holder = self.eval(node.target.base)
+            self._metered(holder, before, node.at)
+            self._kept_on(holder, node.target.name, before, value, node.at)
+        elif op == "add" and isinstance(node.target, ir.Subscript):
+            self._entered((root_name(node.target), len(self.frames)), before, value, node.at)
         if isinstance(before, Tensor) and op is not None:
             self.apply(f"{op}_", [before, value], {}, node.at)
             return
@@ -253,8 +261,8 @@ class Walk(Calls):
 
     def _accumulated(self, name: str, before: Value, value: Value, at: int) -> None:
         """Note a sum over the rounds of a loop that runs a model, begun before it as zeros."""
-        loop = self.loops[-1] if self.loops else None
-        if loop is None or not loop.trains or loop.depth != len(self.active) or name not in loop.start:
+        loop = self._summing()
+        if loop is None or loop.depth != len(self.active) or name not in loop.start:
             return
         start, added = loop.start[name], self.tensor_of(value)
         grown = isinstance(start, Const) and start.number == 0 and before != start  # not set to 0 in this round
@@ -269,6 +277,32 @@ class Walk(Calls):
         own = isinstance(holder, Object) and holder == frame.bound and not frame.setup and not self.in_module()
         if own and isinstance(before, Tensor) and before.dtypes <= HALVES and before.last in _ZEROS:
             self.notice("accumulate", before, at)
+
+    def _kept_on(self, holder: Value, name: str, before: Value, value: Value, at: int) -> None:
+        """Note a sum that begins as 0 in an attribute, if no round of a loop that runs a model sets it to 0 again."""
+        added = self._added(value)
+        again = added is None or (holder, name) in self.loops[-1].emptied
+        if added is not None and not again and any(map(_is_zero, options(before))):
+            self.notice("accumulate", added, at)
+
+    def _entered(self, where: Hashable, before: Value, value: Value, at: int) -> None:
+        """Note a sum in an entry that was 0 in one round of a loop that runs a model, and no more in a later one."""
+        added = self._added(value)
+        if added is not None and _is_zero(before):
+            self.loops[-1].begun.add((where, at))
+        elif added is not None and (where, at) in self.loops[-1].begun:
+            self.notice("accumulate", added, at)
+
+    def _added(self, value: Value) -> Tensor | None:
+        """What low values are added to something in a loop that runs a model, outside of the model itself."""
+        added = self.tensor_of(value) if self._summing() is not None and not self.in_module() else None
+        return added if added is not None and added.low else None
+
+    def _summing(self) -> Loop | None:
+        """The innermost loop, if it runs a model in each step, and not several times for one."""
+        loop, around = self.loops[-1] if self.loops else None, self.loops[-2:-1]
+        within = any(loop is not None and not loop.steps and outer.depth == loop.depth for outer in around)
+        return loop if loop is not None and loop.trains and not within else None
 
     def _on_return(self, node: ir.Return) -> bool:
         self.frame.returns.append(self.eval(node.value) if node.value is not None else Const.of(None))
@@ -388,20 +422,21 @@ class Walk(Calls):
         iterated = self.eval(node.iterable)
         item = reduce(join, map(element, options(iterated)))
         surely = _runs(iterated, item)
-        with self._looping():
+        with self._looping(node.at):
             for number in range(2):
                 self._once(lambda: self.bind(node.target, item, node.at), node.body, surely and number == 0)
         self.block(node.orelse)
 
     def _on_while(self, node: ir.While) -> None:
-        with self._looping():
+        with self._looping(node.at):
             for _ in range(2):
                 self._once(lambda: self.eval(node.test), node.body)
         self.block(node.orelse)
 
     @contextmanager
-    def _looping(self) -> Iterator[None]:
-        self.loops.append(Loop(dict(self.frame.env), len(self.active), self.guards))
+    def _looping(self, at: int) -> Iterator[None]:
+        emptied = self.emptied.setdefault((self.path, at), set())
+        self.loops.append(Loop(dict(self.frame.env), len(self.active), self.guards, emptied=emptied))
         try:
             yield
         finally:

@@ -84,7 +84,9 @@ class Ducks:
         if handed and get(world.state.owners, symbol.key) is not None:
             return True  # an optimizer has its parameters
         used = self.methods_used(symbol, world)
-        return not used.isdisjoint(_OF_MODELS) and "unscale_" not in used
+        if "unscale_" in used:
+            return False
+        return not used.isdisjoint(_OF_MODELS) or self.walker.declared.is_model(symbol)
 
     def whole(self, part: Symbol, world: World) -> Symbol:
         """The model that a part of one (``model.encoder``) belongs to: a loss of it leads back to all its parts."""

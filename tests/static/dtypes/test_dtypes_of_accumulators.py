@@ -169,3 +169,110 @@ def test_averages_that_libraries_keep(module: str, name: str, method: str) -> No
     assert misjudged(train=AVERAGED.format(**known, cast="", comment="  # AMP412")) == []
     assert misjudged(train=AVERAGED.format(**known, cast=".float()", comment="")) == []
     assert misjudged(train=AVERAGED.format(**{**known, "method": "eval"}, cast="", comment="")) == []
+
+
+KEPT = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+            self.seen = 0
+
+        def forward(self, x):
+            out = self.layer(x)
+            self.seen += out.mean()
+            return out
+
+    class Meter:
+        def __init__(self):
+            self.reset()
+
+        def reset(self):
+            self.sum, self.count = 0, 0
+            self.total = 0
+
+        def update(self, value, n=1):
+            self.total += value * nMETERED
+            self.count += n
+
+    class Trainer:
+        def __init__(self):
+            self.net = Net().cuda()
+            self.optimizer = torch.optim.AdamW(self.net.parameters())
+
+        def epoch(self, loader):
+            self.running = 0.0
+            totals = {"loss": 0.0}
+            meter = Meter()
+            for x in loader:
+                self.optimizer.zero_grad()
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    loss = -self.net(x).mean()
+                loss.backward()
+                self.optimizer.step()
+                BODY
+            return self.running, totals
+
+    Trainer().epoch([])
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "metered"),
+    [
+        ("self.running += loss.detach()  # AMP412", ""),
+        ('totals["loss"] += loss.detach()  # AMP412', ""),
+        ("meter.update(loss.detach(), x.size(0))", "  # AMP412"),
+        ("self.running += loss.item()", ""),
+        ('totals["loss"] += loss.detach().float()', ""),
+        ("meter.update(loss.item(), x.size(0))", ""),
+        ("self.running = 0.0\nself.running += loss.detach()", ""),
+        ('totals = {"loss": 0.0}\ntotals["loss"] += loss.detach()', ""),
+        ("meter.reset()\nmeter.update(loss.detach())", ""),
+        ("meter = Meter()\nmeter.update(loss.detach())", ""),
+    ],
+)
+def test_sums_in_attributes_and_entries(body: str, metered: str) -> None:
+    assert misjudged(train=filled(KEPT.replace("METERED", metered), body)) == []
+
+
+VIEWS = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    class Trainer:
+        def __init__(self):
+            self.net = Net().cuda()
+            self.optimizer = torch.optim.AdamW(self.net.parameters())
+
+        def epoch(self, loader):
+            for x in loader:
+                self.loss, total, parts = 0, 0, {"loss": 0}
+                self.optimizer.zero_grad()
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    for view in x.chunk(2):
+                        BODY
+                (self.loss + total + parts["loss"]).backward()
+                self.optimizer.step()
+
+    Trainer().epoch([])
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["self.loss += self.net(view).mean()", "total += self.net(view).mean()", 'parts["loss"] += self.net(view).mean()'],
+)
+def test_the_terms_of_one_loss_are_no_sum_over_rounds(body: str) -> None:
+    assert misjudged(train=filled(VIEWS, body)) == []
