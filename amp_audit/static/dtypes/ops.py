@@ -69,6 +69,10 @@ class Entry:
     depth: int = 0
 
 
+_WEIGHTS = "weights"
+"""Where weights come from, and ``Tensor.last`` of what they are when they were cast to float32 by hand."""
+
+
 @dataclass(slots=True)
 class Loop:
     """A loop in progress: what names held before it, under how many calls and conditions, whether it runs or trains a
@@ -519,11 +523,13 @@ class Operations(abc.ABC):
         """``base`` in another dtype. What it is filled with goes along, as ``value`` of the op ``to``.
 
         A cast to the dtype of another tensor is made to fit it, not to be more precise, unless it is one of positions.
+        One of weights says which dtype they are meant to be used in, even if it is theirs.
         """
         low = bool(target.dtypes & HALVES)
         fitted = target.borrowed and not base.counted
         by = f".{name}()" if low else base.by if base.low else ""
-        origin: Origin = "cast" if low or (base.dtypes != target.dtypes and not fitted) else ""
+        told = base.dtypes != target.dtypes or base.origin == _WEIGHTS
+        origin: Origin = "cast" if low or (told and not fitted) else ""
         numbers = (("value", base.filled),) if base.filled is not None else ()
         result = Tensor(
             target.dtypes,
@@ -531,7 +537,7 @@ class Operations(abc.ABC):
             target.assumed,
             base.scalar,
             origin,
-            base.last,
+            _WEIGHTS if base.origin == _WEIGHTS and not low else base.last,
             base.filled,
             base.counted,
             base.table and not target.borrowed,
@@ -570,11 +576,15 @@ def _origin(name: str, result: Tensor, tensors: Sequence[Tensor], lowered: bool)
 
 
 def _keeps_cast(name: str, result: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether a result is what was low and was cast to float32, moved about, centred or multiplied by a number: what it
-    is cast for is yet to come.
+    """Whether a result is what was low and was cast to float32, moved about, centred or multiplied by a number, or such
+    weights moved about: what it is cast for is yet to come.
     """
-    cast = bool(tensors) and all(tensor.origin == "cast" and tensor.by for tensor in tensors)
-    return cast and result.dtypes == FLOAT32 and (name in surface.MOVES or (name in _CENTRING and _few(name, tensors)))
+    if not tensors or result.dtypes != FLOAT32 or any(tensor.origin != "cast" for tensor in tensors):
+        return False
+    if name in surface.MOVES and all(tensor.last == _WEIGHTS for tensor in tensors):
+        return True
+    moves = name in surface.MOVES or (name in _CENTRING and _few(name, tensors))
+    return moves and all(tensor.by for tensor in tensors)
 
 
 def _few(name: str, tensors: Sequence[Tensor]) -> bool:
