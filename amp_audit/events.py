@@ -101,7 +101,8 @@ class Event:
     ``ran`` says where models run, for a backward all those that its loss comes from: ``"inside"`` a region that is on,
     ``"off"`` in one that is off, ``"outside"`` of any, or None.
     ``boundaries`` are, of a step, a clip or a zero_grad, the boundary tests that had come true when it happened, and of
-    the end of an iteration those that had not come true in it. Only the code knows them.
+    the end of an iteration those that had not come true in it, which are ``missed`` of a zero_grad. Only the code knows
+    them.
     ``given`` says of a jit_trace that torch traces a second time, to compare.
     ``given`` says of a zero_grad that a test of the gradients wants them dropped, which a step after ``unscale_``
     bears.
@@ -139,6 +140,7 @@ class Event:
     proportional: bool | None = None
     ran: str | None = None
     boundaries: frozenset[Boundary] = frozenset()
+    missed: frozenset[Boundary] = frozenset()
     sometimes: bool = False
     read: Id | None = None
     frozen: bool = False

@@ -113,7 +113,8 @@ def wasted(held: Iterable[Gradients], event: Event) -> str:
     if event.boundaries:
         fresh = [carried for one, carried in waiting if one.fresh]
         return "between" if fresh and all(_elsewhere(carried, event.boundaries) for carried in fresh) else "no"
-    meant = any(b.named or b.modulus in one.divided for one, carried in waiting for b in carried)
+    missed = [(one, event.missed) for one, _ in waiting if one.fresh]
+    meant = any(b.named or b.modulus in one.divided for one, tests in (*waiting, *missed) for b in tests)
     return "every" if meant and not event.sometimes else "no"
 
 

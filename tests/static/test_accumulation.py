@@ -389,3 +389,74 @@ def test_a_clip_that_is_wrong_with_a_scaler_is_told_of_once(indent: int, expecte
                     optimizer.zero_grad()
     """
     assert ids(source) == expected
+
+
+_LAST = """
+    import torch
+
+    def train(cfg, model, loader, optimizer):
+        scaler = torch.amp.GradScaler("cuda")
+        model.train()
+        for step, x in enumerate(loader):
+            with torch.autocast("cuda"):
+                loss = model(x).mean(){divided}
+            scaler.scale(loss).backward()
+            if {test}:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "(step + 1) % cfg.grad_accum == 0 or step + 1 == len(loader)",
+        "(step + 1) % cfg.grad_accum == 0 or step == len(loader) - 1",
+        "step == len(loader) - 1 or (step + 1) % cfg.grad_accum == 0",
+    ],
+)
+@pytest.mark.parametrize(("divided", "expected"), [("", {"AMP223"}), (" / cfg.grad_accum", set())])
+def test_a_window_that_the_end_of_the_data_closes_as_well(test: str, divided: str, expected: set[str]) -> None:
+    assert ids(_LAST.format(divided=divided, test=test)) == expected
+
+
+@pytest.mark.parametrize("name", ["log_every", "accumulate"])
+def test_a_step_after_such_a_test_is_one_of_every_round(name: str) -> None:
+    source = _LAST.format(divided="", test=f"(step + 1) % cfg.{name} == 0 or step + 1 == len(loader)")
+    stepped = source[source.index("                scaler") :]
+    logged = source.replace(
+        stepped, f"                print(step)\n{textwrap.indent(textwrap.dedent(stepped), ' ' * 12)}"
+    )
+    assert ids(logged) == set()
+
+
+_CLEARED = """
+    import torch
+
+    def train(cfg, model, loader, optimizer):
+        scaler = torch.amp.GradScaler("cuda")
+        model.train()
+        for step, x in enumerate(loader):
+            with torch.autocast("cuda"):
+                loss = model(x).mean() / cfg.n
+            scaler.scale(loss).backward()
+            if {test}:
+                scaler.step(optimizer)
+                scaler.update()
+{indent}optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "indent", "expected"),
+    [
+        ("(step + 1) % cfg.n == 0", 12, {"AMP223"}),
+        ("(step + 1) % cfg.n == 0", 16, set()),
+        ("(step + 1) % cfg.every == 0", 12, set()),
+        ("(step + 1) % cfg.accumulate == 0", 12, {"AMP223"}),
+        ("loss < cfg.limit", 12, set()),
+    ],
+)
+def test_gradients_that_are_cleared_at_the_end_of_every_round(test: str, indent: int, expected: set[str]) -> None:
+    assert ids(_CLEARED.format(test=test, indent=" " * indent)) == expected

@@ -121,11 +121,23 @@ class Boundaries:
         return all(world.known(Condition(key, volatile=True)) is not False for key in lasts)
 
     def reached(self, world: World) -> frozenset[Boundary]:
-        """The tests that have come true in the iterations around."""
+        """The tests that have come true in the iterations around, on all ways that lead here but for those by which it
+        is the last one (``(i + 1) % n == 0 or i + 1 == len(loader)``).
+        """
         if not self._tests:
             return frozenset()
         around = {str(world.stamp[:depth]) for depth in range(len(world.stamp), 0, -1)}
-        return frozenset(self._decided_as(True, world.flags.items(), around, world))
+        surely = frozenset(self._decided_as(True, world.flags.items(), around, world))
+        ways = [way for way in world.cases if not any(map(self._is_last, way))]
+        if not self._lasts or not ways:
+            return surely
+        each = [frozenset(self._decided_as(True, way, around, world)) for way in ways]
+        return surely.union(frozenset.intersection(*each))
+
+    def _is_last(self, decided: tuple[str, bool]) -> bool:
+        """Whether a test for the last round of a loop came true."""
+        name, value = decided
+        return value and (name in self._lasts or name.rpartition("@")[0] in self._lasts)
 
     def missed(self, world: World) -> frozenset[Boundary]:
         """The tests that have not come true in this iteration, on this path or on one that has met it."""

@@ -118,7 +118,9 @@ class Evaluator(abc.ABC):
             left_out = drops or (clears and (self._handling > 0 or self.asked(UNFIT)))
             sometimes = self._guards[-1] > 0 or left_out
             reached = self.boundaries.reached(world)
-            event = replace(event, boundaries=reached, sometimes=sometimes, loops=tuple(self._loops))
+            asks = clears and not reached and not sometimes
+            missed = self.boundaries.missed(world) if asks else event.missed
+            event = replace(event, boundaries=reached, missed=missed, sometimes=sometimes, loops=tuple(self._loops))
             keeps = event.kind is events.Kind.STEP and any(self.heat.keeps(frame.function) for frame in world.frames)
             return replace(event, given=True) if drops or keeps else event
         if event.kind in (events.Kind.SCHEDULER_STEP, events.Kind.AVERAGE):
