@@ -109,13 +109,18 @@ def wasted(held: Iterable[Gradients], event: Event) -> str:
     ``every``: after each micro-batch, whatever the boundary test says. ``between``: under a boundary test of its own,
     that comes true after another count than the step's.
     """
-    waiting = [(one, [b for b in one.carried if event.loops[: len(b.loops)] == b.loops]) for one in held if one.waiting]
+    waiting = [(one, _around(one.carried, event)) for one in held if one.waiting]
     if event.boundaries:
         fresh = [carried for one, carried in waiting if one.fresh]
         return "between" if fresh and all(_elsewhere(carried, event.boundaries) for carried in fresh) else "no"
-    missed = [(one, event.missed) for one, _ in waiting if one.fresh]
+    missed = [(one, _around(event.missed, event)) for one, _ in waiting if one.fresh]
     meant = any(b.named or b.modulus in one.divided for one, tests in (*waiting, *missed) for b in tests)
     return "every" if meant and not event.sometimes else "no"
+
+
+def _around(tests: Iterable[Boundary], event: Event) -> list[Boundary]:
+    """Those of tests that stand in loops which the event is in as well."""
+    return [test for test in tests if event.loops[: len(test.loops)] == test.loops]
 
 
 def _elsewhere(one: Iterable[Boundary], two: Iterable[Boundary]) -> bool:

@@ -96,3 +96,10 @@ def test_clearing_in_another_loop_is_another_matter() -> None:
     held = waits(backward(Gradients()), inner)
     assert gradients.wasted([held], Event(Kind.ZERO_GRAD, loops=(1,))) == "no"
     assert gradients.wasted([held], Event(Kind.ZERO_GRAD, loops=(1, 2))) == "every"
+
+
+@pytest.mark.parametrize(("loops", "expected"), [((1,), "every"), ((1, 2), "every"), ((), "no")])
+def test_a_test_that_was_missed_speaks_of_the_loop_in_which_it_stands(loops: tuple[int, ...], expected: str) -> None:
+    test = Boundary("accumulate", "i", -1, named=True, loops=(1,))
+    event = Event(Kind.ZERO_GRAD, missed=frozenset({test}), loops=loops)
+    assert gradients.wasted([backward(Gradients())], event) == expected

@@ -460,3 +460,11 @@ _CLEARED = """
 )
 def test_gradients_that_are_cleared_at_the_end_of_every_round(test: str, indent: int, expected: set[str]) -> None:
     assert ids(_CLEARED.format(test=test, indent=" " * indent)) == expected
+
+
+@pytest.mark.parametrize("leaves", ["break", "print(step)"])
+@pytest.mark.parametrize("counter", ["(step + 1)", "cfg.step"])
+def test_what_is_left_of_a_window_may_be_cleared_after_the_loop(leaves: str, counter: str) -> None:
+    source = _CLEARED.format(test=f"{counter} % cfg.n == 0", indent=" " * 16)
+    asked = f"            if cfg.debug and step == cfg.batches:\n                {leaves}\n"
+    assert ids(f"{source}{asked}        optimizer.zero_grad()\n") == set()

@@ -146,6 +146,10 @@ class Boundaries:
         around, sides = {str(world.stamp)}, (world.flags.items(), *world.cases)
         return frozenset(found for side in sides for found in self._decided_as(False, side, around, world))
 
+    def surely_missed(self, world: World) -> frozenset[Boundary]:
+        """The tests that have not come true in this iteration, whichever way led here."""
+        return frozenset(self._decided_as(False, world.flags.items(), {str(world.stamp)}, world))
+
     def _decided_as(
         self, came_true: bool, decided: Iterable[tuple[str, bool]], around: Set[str], world: World
     ) -> Iterator[Boundary]:

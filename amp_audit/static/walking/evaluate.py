@@ -119,7 +119,7 @@ class Evaluator(abc.ABC):
             sometimes = self._guards[-1] > 0 or left_out
             reached = self.boundaries.reached(world)
             asks = clears and not reached and not sometimes
-            missed = self.boundaries.missed(world) if asks else event.missed
+            missed = self.boundaries.surely_missed(world) if asks else event.missed
             event = replace(event, boundaries=reached, missed=missed, sometimes=sometimes, loops=tuple(self._loops))
             keeps = event.kind is events.Kind.STEP and any(self.heat.keeps(frame.function) for frame in world.frames)
             return replace(event, given=True) if drops or keeps else event
