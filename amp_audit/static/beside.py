@@ -34,17 +34,12 @@ class Beside(Generic[T]):
 
     def __init__(self, work: Callable[[], T], rules: Mapping[str, Rule]) -> None:
         self._work, self._rules = work, rules
-        self._pipe, end = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: see ``is_worth_it``
-            self._process = os.fork()
-        if not self._process:
-            os.close(self._pipe)
-            _serve(work, end)
-        os.close(end)
+        self._process, self._pipe = _started(work)
 
     def result(self) -> T:
         """Wait for the result. What ``work`` raises is raised here."""
+        if self._process is None:
+            return self._work()
         with open(self._pipe, "rb") as pipe:
             data = pipe.read()
         _, status = os.waitpid(self._process, 0)
@@ -52,6 +47,24 @@ class Beside(Generic[T]):
             return self._work()
         found: T = _Unpickler(io.BytesIO(data), self._rules).load()
         return found
+
+
+def _started(work: Callable[[], Any]) -> tuple[int | None, int]:
+    """A process that does the work, and where to read its result; None where the system lets no more of them be."""
+    pipe, end = os.pipe()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: see ``is_worth_it``
+            process = os.fork()
+    except OSError:
+        os.close(pipe)
+        os.close(end)
+        return None, -1
+    if not process:
+        os.close(pipe)
+        _serve(work, end)
+    os.close(end)
+    return process, pipe
 
 
 def _serve(work: Callable[[], Any], end: int) -> None:

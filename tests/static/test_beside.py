@@ -131,6 +131,14 @@ def test_a_process_that_came_to_nothing_is_made_up_for(end: object) -> None:
     assert Beside(work, {}).result() == 7
 
 
+def test_where_no_process_can_be_made_the_work_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    assert Beside(lambda: 7, {}).result() == 7
+
+
 def test_what_cannot_be_sent_is_made_here() -> None:
     assert Beside(lambda: threading.Lock(), {}).result().acquire()
 
