@@ -42,10 +42,12 @@ class Beside(Generic[T]):
             return self._work()
         with open(self._pipe, "rb") as pipe:
             data = pipe.read()
-        _, status = os.waitpid(self._process, 0)
-        if status != 0 or not data:
+        with contextlib.suppress(ChildProcessError):  # nobody waits for a child where SIGCHLD is ignored
+            os.waitpid(self._process, 0)
+        try:
+            found: T = _Unpickler(io.BytesIO(data), self._rules).load()
+        except Exception:  # it ended before it had sent all
             return self._work()
-        found: T = _Unpickler(io.BytesIO(data), self._rules).load()
         return found
 
 
@@ -68,9 +70,14 @@ def _started(work: Callable[[], Any]) -> tuple[int | None, int]:
 
 
 def _serve(work: Callable[[], Any], end: int) -> None:
-    """Do the work and end the process, without what a program does at its end."""
+    """Do the work and end the process, without what a program does at its end. It lets go of the standard streams:
+    whoever reads them to their end waits for the first process alone.
+    """
     status = 1
     try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
         with contextlib.suppress(Exception), open(end, "wb") as pipe:
             data = io.BytesIO()
             _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(work())

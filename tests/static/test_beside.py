@@ -139,6 +139,25 @@ def test_where_no_process_can_be_made_the_work_is_done_here(monkeypatch: pytest.
     assert Beside(lambda: 7, {}).result() == 7
 
 
+def test_where_the_end_of_a_child_is_ignored_its_result_counts() -> None:
+    here = os.getpid()
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert Beside(lambda: os.getpid() != here, {}).result()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_who_reads_the_output_waits_for_the_first_process_alone() -> None:
+    source = """
+import os, time
+from amp_audit.static.beside import Beside
+Beside(lambda: time.sleep(30), {})
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", source], capture_output=True, timeout=20, check=True)
+
+
 def test_what_cannot_be_sent_is_made_here() -> None:
     assert Beside(lambda: threading.Lock(), {}).result().acquire()
 

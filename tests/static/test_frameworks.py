@@ -312,3 +312,65 @@ def test_a_model_that_another_file_loads(between: str, told: list[int], tmp_path
     assert [(place.path.rpartition("/")[2], place.line) for place in places if place] == [
         ("loader.py", n) for n in told
     ]
+
+
+def test_models_bound_to_each_other_in_turn_are_followed_once(tmp_path: Path) -> None:
+    source = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("x", torch_dtype=kind)
+base = model.to(device)
+model = base.train()
+Trainer(model=model, args=TrainingArguments("out", fp16=True)).train()
+"""
+    (tmp_path / "train.py").write_text(source)
+    result = check([tmp_path], BOOK)
+    assert result.findings == () and result.coverage.notes == ()
+
+
+def test_a_static_method_has_no_argument_for_its_object(tmp_path: Path) -> None:
+    source = """
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM
+
+class Runner:
+    def __init__(self):
+        self.accelerator = self.make("fp16", "PRECISION")
+        model = AutoModelForCausalLM.from_pretrained("x", torch_dtype=torch.float16)
+        self.model = self.accelerator.prepare(model)
+
+    @staticmethod
+    def make(log, precision):
+        return Accelerator(mixed_precision=precision)
+"""
+    found = {}
+    for precision in ("no", "fp16"):
+        (tmp_path / "train.py").write_text(source.replace("PRECISION", precision))
+        found[precision] = {each.rule for each in check([tmp_path], BOOK).findings}
+    assert found == {"no": set(), "fp16": {"AMP802"}}
+
+
+def test_hooks_of_lightning_run_outside_of_its_region(tmp_path: Path) -> None:
+    source = """
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+class Net(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def HOOK(self, batch, batch_idx=None, closure=None):
+        w = self.fc(batch)
+        return torch.linalg.svd(w @ w.t())
+
+pl.Trainer(precision="16-mixed").fit(Net())
+"""
+    found = {}
+    for hook in ("on_validation_epoch_end", "optimizer_step", "on_before_batch_transfer", "validation_step"):
+        (tmp_path / "train.py").write_text(source.replace("HOOK", hook))
+        rules = {each.rule for each in check([tmp_path], BOOK).findings}
+        found[hook] = "AMP406" in rules
+    assert [hook for hook, is_told in found.items() if is_told] == ["validation_step"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from amp_audit.model import Severity
-from tests.static.found import findings
+from tests.static.found import findings, lines
 
 LOAD = """
 import torch
@@ -107,3 +107,25 @@ def test_a_scaler_that_a_function_is_given(load: str, severities: list[Severity]
 def test_what_may_be_no_scaler(param: str, tmp_path: Path) -> None:
     load = f'{param.partition(":")[0]}.load_state_dict(checkpoint.get("scaler", {{}}))'
     assert findings(tmp_path, "AMP702", HELPER.format(param=param, load=load)) == []
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        'ckpt = torch.load("scaler.pt")\n    scaler.load_state_dict(ckpt["state"])',
+        'scaler.load_state_dict(torch.load("scaler.pt")["state"])',
+    ],
+)
+def test_states_of_two_files_are_two(tmp_path: Path, between: str) -> None:
+    source = f"""
+import torch
+
+def resume(optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    ckpt = torch.load("optimizer.pt")
+    optimizer.load_state_dict(ckpt["state"])
+    {between}
+    return scaler
+"""
+    assert lines(tmp_path, "AMP702", source) == []
+    assert lines(tmp_path, "AMP702", source.replace(between, 'scaler.load_state_dict(ckpt["state"])')) == [8]

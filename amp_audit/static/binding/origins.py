@@ -446,7 +446,8 @@ def _given(param: ir.Param, where: Where) -> Origin | None:
         return None
     function = where.scope.function
     names = [each.name for each in function.params if each.kind == "positional"]
-    if where.cls is not None and isinstance(call.func, ir.Attr) and Origins.is_self(call.func.base, caller):
+    bound = where.cls is not None and isinstance(call.func, ir.Attr) and Origins.is_self(call.func.base, caller)
+    if bound and not any(last_word(decorator) == "staticmethod" for decorator in function.decorators):
         names = names[1:]
     plain = [arg.value for arg in call.args if arg.keyword is None]
     given = {**dict(zip(names, plain)), **{arg.keyword: arg.value for arg in call.args if arg.keyword is not None}}

@@ -15,8 +15,8 @@ _ACCELERATOR = "accelerate.Accelerator"
 _WORDS = frozenset({"Trainer", "TrainingArguments", "Seq2SeqTrainingArguments", "Accelerator"})
 _DTYPES = {16: "float16", "16": "float16", "16-mixed": "float16", "bf16": "bfloat16", "bf16-mixed": "bfloat16"}
 _FLAGS = {"fp16": "float16", "bf16": "bfloat16"}
-_OUTSIDE = frozenset({"__init__", "setup", "configure_optimizers", "configure_model", "prepare_data"})
-"""Methods that Lightning calls outside of its region."""
+_OUTSIDE = frozenset({"optimizer_step", "lr_scheduler_step"})
+"""Steps that Lightning calls outside of its region, as it does all other hooks."""
 
 
 class Told:
@@ -39,6 +39,8 @@ class Told:
     def region(self, function: ir.Function, cls: ClassRef | None) -> Region | None:
         """The region in which a method runs that Lightning calls, or its steps do, where all Trainers agree."""
         if self._region is None or cls is None or function.name in _OUTSIDE or function.decorators:
+            return None
+        if function.name != "forward" and not function.name.endswith("_step"):
             return None
         return self._region if self.project.is_subclass(cls, _MODULE) else None
 

@@ -342,13 +342,20 @@ def _body(where: Where) -> Sequence[ir.Stmt]:
     return where.scope.function.body if where.scope is not None else where.module.body
 
 
-def _half_from(made: Origin, handed: ir.Call, project: Project, origins: Origins) -> ir.Expr | None:
-    """From which expression on a pretrained model is float16 when it is ``handed`` over; None if it is not seen."""
+def _half_from(
+    made: Origin, handed: ir.Call, project: Project, origins: Origins, seen: tuple[ir.Expr, ...] = ()
+) -> ir.Expr | None:
+    """From which expression on a pretrained model is float16 when it is ``handed`` over; None if it is not seen.
+    ``seen`` are the names gone through: two may be bound to each other in turn.
+    """
     expr = unwrapped(made.expr) if made.expr is not None else None
     if expr is None or _loads_half(expr, made.where, project, origins):
         return expr
     if isinstance(expr, ir.Name) and expr is not made.expr and not is_treated(expr, _body(made.where)):
-        found = [_half_from(before, handed, project, origins) for before in origins.of(expr, made.where)]
+        if any(expr is one for one in seen):
+            return None
+        seen = (*seen, expr)
+        found = [_half_from(before, handed, project, origins, seen) for before in origins.of(expr, made.where)]
         return found[0] if found and None not in found else None
     loads = [part for part in walk(expr) if isinstance(part, ir.Call) and method(part) == "from_pretrained"]
     if loads:

@@ -12,7 +12,7 @@ from amp_audit.static.binding.project import Project, Scope
 from amp_audit.static.binding.signatures import SCALERS
 from amp_audit.static.raw import RawFinding, RawStep
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import bodies, dotted_text, walk
+from amp_audit.static.source.traverse import bodies, dotted_text, root_name, statements, walk
 from amp_audit.static.spots.devices import is_disabled
 from amp_audit.static.spots.spaces import calls, method, own_method, spaces
 
@@ -49,7 +49,10 @@ def lost(rule: Rule, detector: Detector, module: ir.Module, project: Project, or
                 message, severity = _REFUSED.get(_emptiness(state, where, origins), ("", None))
                 if message and not any(_speaks_of(test, state) for test in tests):
                     yield RawFinding(rule, module.path, call.at, message, confidence, severity)
-                other = next((each for each, _ in loads if each is not call and _is_same(each, call)), None)
+                beside = [each for each, around in loads if each is not call and around == tests]
+                other = next(
+                    (each for each in beside if _is_same(each, call) and not _is_bound_anew(state, body)), None
+                )
                 if other is not None:
                     name = dotted_text(other.func.base) if isinstance(other.func, ir.Attr) else ""
                     yield RawFinding(rule, module.path, call.at, _OTHERS.format(other=name), confidence)
@@ -72,9 +75,18 @@ def _is_same(one: ir.Call, two: ir.Call) -> bool:
 
 def _key(state: ir.Expr) -> tuple[str, object] | None:
     """The dict, and the key in it, that ``dict["key"]`` names."""
-    if isinstance(state, ir.Subscript) and isinstance(state.index, ir.Const) and isinstance(state.index.value, str):
+    if not isinstance(state, ir.Subscript) or not isinstance(state.base, (ir.Name, ir.Attr)):
+        return None  # two calls may give two dicts
+    if isinstance(state.index, ir.Const) and isinstance(state.index.value, str):
         return dotted_text(state.base), state.index.value
     return None
+
+
+def _is_bound_anew(state: ir.Expr, body: Sequence[ir.Stmt]) -> bool:
+    """Whether the dict of a state has its name from more than one statement."""
+    name = root_name(state)
+    bound = [node for node in statements(body) if isinstance(node, ir.Assign) and name in map(root_name, node.targets)]
+    return len(bound) > 1
 
 
 def _loads(body: Iterable[ir.Stmt], tests: tuple[ir.Expr, ...] = ()) -> Iterator[tuple[ir.Call, tuple[ir.Expr, ...]]]:
