@@ -468,3 +468,24 @@ def test_what_is_left_of_a_window_may_be_cleared_after_the_loop(leaves: str, cou
     source = _CLEARED.format(test=f"{counter} % cfg.n == 0", indent=" " * 16)
     asked = f"            if cfg.debug and step == cfg.batches:\n                {leaves}\n"
     assert ids(f"{source}{asked}        optimizer.zero_grad()\n") == set()
+
+
+@pytest.mark.parametrize(
+    ("limit", "found"), [("1e9", set()), ("float('inf')", set()), ("1e6", set()), ("10.0", {"AMP223"})]
+)
+def test_a_limit_that_no_norm_comes_to_only_measures(limit: str, found: set[str]) -> None:
+    source = f"""
+        import torch
+        from torch import nn
+
+        def train(model, optimizer, loader, n):
+            for step, x in enumerate(loader):
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    loss = model(x).mean() / n
+                loss.backward()
+                print(nn.utils.clip_grad_norm_(model.parameters(), {limit}))
+                if (step + 1) % n == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    """
+    assert ids(source) == found

@@ -125,6 +125,17 @@ def main(args, model):
             'found = {}\n    found["fp16"] = {"enabled": True}\n    other = {}\n    other["bf16"] = {"enabled": True}',
             False,
         ),
+        *(
+            ('found = {"fp16": {"enabled": True}}\n    ' + between + '\n    found["bf16"] = {"enabled": True}', False)
+            for between in (
+                'old = found.pop("fp16")',
+                "if args.again:\n        found = {}",
+                "found, extra = args.load(), 1",
+                "with open(args.file) as file:\n        found = args.load(file)",
+                "for found in args.all:\n        pass",
+                "del found",
+            )
+        ),
     ],
 )
 def test_dicts_that_are_filled_key_by_key(body: str, told: bool, tmp_path: Path) -> None:

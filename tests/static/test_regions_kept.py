@@ -148,3 +148,8 @@ def sample(net: nn.Module, x, steps):
 def test_a_sampler_without_the_cache(tmp_path: Path, frozen: str, cache: str, found: list[int]) -> None:
     program = SAMPLER.replace("FROZEN", frozen).replace("CACHE", cache)
     assert lines(tmp_path, "AMP602", program) == found
+
+
+def test_what_a_graph_captures_must_not_be_cached(tmp_path: Path) -> None:
+    program = SAMPLER.replace("FROZEN", "net.eval()").replace("CACHE", ", cache_enabled=False")
+    assert lines(tmp_path, "AMP602", program.replace("net.eval()", "graph = torch.cuda.CUDAGraph()")) == []

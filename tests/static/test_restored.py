@@ -129,3 +129,18 @@ def resume(optimizer):
 """
     assert lines(tmp_path, "AMP702", source) == []
     assert lines(tmp_path, "AMP702", source.replace(between, 'scaler.load_state_dict(ckpt["state"])')) == [8]
+
+
+@pytest.mark.parametrize(("branch", "found"), [("else:", []), ("", [9])])
+def test_what_one_branch_loads_the_other_does_not(tmp_path: Path, branch: str, found: list[int]) -> None:
+    source = f"""
+import torch
+
+def resume(kind, ckpt, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    if kind == "all":
+        optimizer.load_state_dict(ckpt["state"])
+    {branch}
+        scaler.load_state_dict(ckpt["state"])
+"""
+    assert lines(tmp_path, "AMP702", source) == found

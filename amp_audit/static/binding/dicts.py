@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from amp_audit.records import replace
 from amp_audit.static.source import ir
-from amp_audit.static.source.traverse import last_word, parts, statements
+from amp_audit.static.source.traverse import last_word, parts, statements, walk
 
 _CHANGES = frozenset({"update", "setdefault", "pop", "popitem", "clear"})
 
@@ -43,30 +43,66 @@ def filled(body: Sequence[ir.Stmt]) -> Iterator[ir.Mapping]:
     """The dicts that a body spells out and then fills, key by key or by ``update``, as they are in the end. None that
     it writes into under a condition.
     """
-    found: dict[str, ir.Mapping] = {}
+    found: dict[str, _Filled] = {}
     grown: set[str] = set()
     for node in body:
         target = node.targets[0] if isinstance(node, ir.Assign) and len(node.targets) == 1 else None
+        path = _path(target) if isinstance(target, ir.Subscript) else None
+        more = _updated(node.value) if isinstance(node, ir.Evaluate) else None
+        if more is not None:
+            held = found.setdefault(more[0], _Filled(node.at))
+            for key, value in entries(more[1]):
+                held.put((key,), value)
+            grown.add(more[0])
+            continue
+        plain = isinstance(node, ir.Assign) and (isinstance(target, ir.Name) or path is not None)
+        for name in _called_on([node]) if plain else {*_changed_in([node]), *_bound_in(node)}:
+            found.pop(name, None)
         if isinstance(node, ir.Assign) and isinstance(target, ir.Name):
             grown.discard(target.id)
-            found[target.id] = _as_mapping(node.value)
-        elif isinstance(node, ir.Assign) and isinstance(target, ir.Subscript) and (path := _path(target)) is not None:
-            name, keys = path
-            found[name] = _put(found.get(name), keys, node.value)
-            grown.add(name)
-        elif isinstance(node, ir.Evaluate) and (more := _updated(node.value)) is not None:
-            for key, value in entries(more[1]):
-                found[more[0]] = _put(found.get(more[0]), (key,), value)
-            grown.add(more[0])
-        else:
-            for name in _changed_in([node]):
-                found.pop(name, None)
-    yield from (config for name, config in found.items() if name in grown)
+            found[target.id] = _Filled.of(node.value)
+        elif isinstance(node, ir.Assign) and path is not None:
+            found.setdefault(path[0], _Filled(node.at)).put(path[1], node.value)
+            grown.add(path[0])
+    yield from (config.mapping() for name, config in found.items() if name in grown)
 
 
-def _as_mapping(value: ir.Expr) -> ir.Mapping:
-    items = entries(value) if is_dict(value) else ()
-    return ir.Mapping(value.at, tuple((ir.Const(value.at, key), each) for key, each in items))
+@dataclass(slots=True)
+class _Filled:
+    """A dict while it is filled."""
+
+    at: int
+    items: dict[str, ir.Expr | _Filled] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: ir.Expr) -> _Filled:
+        return cls(value.at, {**dict(entries(value))} if is_dict(value) else {})
+
+    def put(self, keys: Sequence[str], value: ir.Expr) -> None:
+        held = self
+        for key in keys[:-1]:
+            inner = held.items.get(key)
+            if not isinstance(inner, _Filled):
+                inner = held.items[key] = _Filled.of(inner) if inner is not None else _Filled(value.at)
+            held = inner
+        held.items[keys[-1]] = value
+
+    def mapping(self) -> ir.Mapping:
+        items = ((key, each.mapping() if isinstance(each, _Filled) else each) for key, each in self.items.items())
+        return ir.Mapping(self.at, tuple((ir.Const(each.at, key), each) for key, each in items))
+
+
+def _bound_in(node: ir.Stmt) -> Iterator[str]:
+    """The names that a statement binds or deletes, and those within it."""
+    for inner in statements([node]):
+        targets: Sequence[ir.Expr | None] = ()
+        if isinstance(inner, (ir.Assign, ir.Delete)):
+            targets = inner.targets
+        elif isinstance(inner, (ir.For, ir.Declare)):
+            targets = (inner.target,)
+        elif isinstance(inner, ir.With):
+            targets = [target for _, target in inner.items]
+        yield from (part.id for each in targets if each is not None for part in walk(each) if isinstance(part, ir.Name))
 
 
 def _path(target: ir.Expr) -> tuple[str, tuple[str, ...]] | None:
@@ -77,14 +113,6 @@ def _path(target: ir.Expr) -> tuple[str, tuple[str, ...]] | None:
             return None
         keys, target = (target.index.value, *keys), target.base
     return (target.id, keys) if isinstance(target, ir.Name) and keys else None
-
-
-def _put(config: ir.Expr | None, keys: Sequence[str], value: ir.Expr) -> ir.Mapping:
-    held = _as_mapping(config) if config is not None else ir.Mapping(value.at, ())
-    inner = dict(entries(held)).get(keys[0])
-    new = _put(inner, keys[1:], value) if len(keys) > 1 else value
-    others = tuple((key, each) for key, each in held.items if not (isinstance(key, ir.Const) and key.value == keys[0]))
-    return replace(held, items=(*others, (ir.Const(value.at, keys[0]), new)))
 
 
 def _updated(call: ir.Expr) -> tuple[str, ir.Expr] | None:
@@ -108,7 +136,13 @@ def _changed_in(body: Sequence[ir.Stmt], calls: bool = True) -> Iterator[str]:
         yield from (last_word(target.base) for target in targets if isinstance(target, ir.Subscript))
         if isinstance(node, ir.Augment):
             yield last_word(_written(node.target))
-    for part in parts(body, into=True) if calls else ():
+    if calls:
+        yield from _called_on(body)
+
+
+def _called_on(body: Sequence[ir.Stmt]) -> Iterator[str]:
+    """What is changed by a method of its own."""
+    for part in parts(body, into=True):
         if isinstance(part, ir.Call) and isinstance(part.func, ir.Attr) and part.func.name in _CHANGES:
             yield last_word(part.func.base)
 

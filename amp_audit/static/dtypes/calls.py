@@ -519,7 +519,9 @@ class Calls(Evaluation):
         found = self.project.resolve(func.module, annotation) if isinstance(annotation, (ir.Name, ir.Attr)) else None
         if not isinstance(found, project.ClassRef) or not self.is_module(found):
             return None
-        return self.instance(found, (func.module.path, func.function.at, param.name))
+        made = self.instance(found, (func.module.path, func.function.at, param.name))
+        self.untold.add(made.id)  # whoever calls this may have cast it
+        return made
 
 
 def _doubles(value: Value) -> Value:

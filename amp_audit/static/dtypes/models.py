@@ -35,6 +35,7 @@ from amp_audit.static.dtypes.values import (
     NOTHING,
     NUMBER,
     REST,
+    UNASKED,
     UNKNOWN,
     Const,
     DType,
@@ -252,7 +253,9 @@ class Models(Operations):
             maker = self.libraries.get(base.id, "")
             fresh = not isinstance(base, Opaque) or maker.startswith(_TRAINED_WHOLE) or loads_model(maker)
             if name.startswith("named_"):
-                return Many(Items((NOTHING, Params(frozenset({base.id}), partly=True, fresh=fresh, choices=1))))
+                return Many(
+                    Items((NOTHING, Params(frozenset({base.id}), partly=True, fresh=fresh, choices=(UNASKED,))))
+                )
             return Params(frozenset({base.id}), fresh=fresh)
         if name == "requires_grad_":
             if not (args and isinstance(args[0], Const) and args[0].value is True):

@@ -77,7 +77,8 @@ _WEIGHTS = "weights"
 class Loop:
     """A loop in progress: what names held before it, under how many calls and conditions, whether it runs or trains a
     model, whether it does so in low precision, and whether its rounds have a backward; which sums stood at 0 in one of
-    its rounds, and which attributes its rounds set to 0, whenever it is walked.
+    its rounds, and which attributes its rounds set to 0, whenever it is walked. ``again``: the names of attributes
+    and of what has entries that its body sets to 0.
     """
 
     start: Mapping[str, Value]
@@ -88,6 +89,7 @@ class Loop:
     steps: bool = False
     begun: set[Hashable] = field(default_factory=set)
     emptied: set[Hashable] = field(default_factory=set)
+    again: frozenset[str] = frozenset()
 
 
 class Operations(abc.ABC):

@@ -259,17 +259,22 @@ class Region:
         return self.enabled is not False and bool(self.dtypes & (HALVES | ANY))
 
 
+UNASKED = ("", True)
+"""A choice of parameters by a condition around, which is not looked at."""
+
+
 @record(frozen=True, slots=True)
 class Params:
     """The parameters of models. ``partly``: some may be left out (a filter on requires_grad, a named subset).
     ``fresh``: it is seen where the models are made, and all of their parameters are trained as they come.
-    ``choices``: how many choices by name or shape are held here, where nothing else leaves any out.
+    ``choices``: by which tests on names or shapes those here were chosen, where nothing else leaves any out: what is
+    asked, and whether that is to hold; no text for a choice of which the test is not known.
     """
 
     of: frozenset[Hashable]
     partly: bool = False
     fresh: bool = False
-    choices: int = 0
+    choices: tuple[tuple[str, bool], ...] = ()
 
 
 @record(frozen=True, slots=True)
@@ -332,7 +337,7 @@ def together(found: Collection[Params]) -> Params:
         frozenset().union(*(one.of for one in found)),
         bool(partly),
         all(one.fresh for one in found),
-        sum(one.choices for one in partly) if chosen else 0,
+        tuple(choice for one in partly for choice in one.choices) if chosen else (),
     )
 
 
@@ -364,7 +369,7 @@ def join(one: Value, two: Value) -> Value:
         )
     if isinstance(one, Params) and isinstance(two, Params):
         both = together((one, two))
-        return replace(both, choices=min(both.choices, 1))
+        return replace(both, choices=both.choices[:1])
     if is_none(one) or is_none(two):
         return two if is_none(one) else one
     return _either(one, two)

@@ -45,7 +45,7 @@ from amp_audit.static.dtypes.values import (
 from amp_audit.static.source import ir
 from amp_audit.static.source.conditions import NO_FACTS, Facts
 from amp_audit.static.source.names import is_of_tests
-from amp_audit.static.source.traverse import root_name, spelled_condition, walk, words_in
+from amp_audit.static.source.traverse import root_name, spelled_condition, statements, walk, words_in
 
 _FUEL = 20_000
 """Statements per entry; a walk that needs more ends where it is."""
@@ -61,6 +61,14 @@ _SUBJECT = re.compile(f"{_PRECISION_WORD.pattern}|{_SWITCH.pattern}", re.IGNOREC
 """What a program keeps its choice of precision in."""
 _FULL = frozenset({"none", "no", "off", "full", "single", "float", "false", ""})
 """How programs name the choice of full precision, beside what has a 32 in it."""
+
+
+def _set_to_zero(body: Sequence[ir.Stmt]) -> Iterator[str]:
+    """The attributes, and the names of what has entries, that a body sets to 0 somewhere."""
+    for node in statements(body):
+        if isinstance(node, ir.Assign) and isinstance(node.value, ir.Const) and node.value.value == 0:
+            yield from (target.name for target in node.targets if isinstance(target, ir.Attr))
+            yield from (root_name(target) for target in node.targets if isinstance(target, ir.Subscript))
 
 
 def _is_zero(value: Value) -> bool:
@@ -253,7 +261,7 @@ class Walk(Calls):
             self._metered(holder, before, node.at)
             self._kept_on(holder, node.target.name, before, value, node.at)
         elif op == "add" and isinstance(node.target, ir.Subscript):
-            self._entered((root_name(node.target), len(self.frames)), before, value, node.at)
+            self._entered(root_name(node.target), before, value, node.at)
         if isinstance(before, Tensor) and op is not None:
             self.apply(f"{op}_", [before, value], {}, node.at)
             return
@@ -281,16 +289,18 @@ class Walk(Calls):
     def _kept_on(self, holder: Value, name: str, before: Value, value: Value, at: int) -> None:
         """Note a sum that begins as 0 in an attribute, if no round of a loop that runs a model sets it to 0 again."""
         added = self._added(value)
-        again = added is None or (holder, name) in self.loops[-1].emptied
+        again = added is None or (holder, name) in self.loops[-1].emptied or name in self.loops[-1].again
         if added is not None and not again and any(map(_is_zero, options(before))):
             self.notice("accumulate", added, at)
 
-    def _entered(self, where: Hashable, before: Value, value: Value, at: int) -> None:
+    def _entered(self, name: str, before: Value, value: Value, at: int) -> None:
         """Note a sum in an entry that was 0 in one round of a loop that runs a model, and no more in a later one."""
-        added = self._added(value)
-        if added is not None and _is_zero(before):
+        added, where = self._added(value), (name, len(self.frames))
+        if added is None or name in self.loops[-1].again:
+            return
+        if _is_zero(before):
             self.loops[-1].begun.add((where, at))
-        elif added is not None and (where, at) in self.loops[-1].begun:
+        elif (where, at) in self.loops[-1].begun:
             self.notice("accumulate", added, at)
 
     def _added(self, value: Value) -> Tensor | None:
@@ -422,21 +432,22 @@ class Walk(Calls):
         iterated = self.eval(node.iterable)
         item = reduce(join, map(element, options(iterated)))
         surely = _runs(iterated, item)
-        with self._looping(node.at):
+        with self._looping(node):
             for number in range(2):
                 self._once(lambda: self.bind(node.target, item, node.at), node.body, surely and number == 0)
         self.block(node.orelse)
 
     def _on_while(self, node: ir.While) -> None:
-        with self._looping(node.at):
+        with self._looping(node):
             for _ in range(2):
                 self._once(lambda: self.eval(node.test), node.body)
         self.block(node.orelse)
 
     @contextmanager
-    def _looping(self, at: int) -> Iterator[None]:
-        emptied = self.emptied.setdefault((self.path, at), set())
-        self.loops.append(Loop(dict(self.frame.env), len(self.active), self.guards, emptied=emptied))
+    def _looping(self, node: ir.For | ir.While) -> Iterator[None]:
+        emptied = self.emptied.setdefault((self.path, node.at), set())
+        again = frozenset(_set_to_zero(node.body))
+        self.loops.append(Loop(dict(self.frame.env), len(self.active), self.guards, emptied=emptied, again=again))
         try:
             yield
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from amp_audit.static.binding.origins import Where
@@ -38,6 +38,8 @@ class Space:
     project: Project
     losses: frozenset[str] = frozenset()
     deep: int = 0
+    known: dict[tuple[object, ...], bool] = field(default_factory=dict, compare=False)
+    """What functions were found to return, by what they hold: shared with the spaces that calls lead to."""
 
     @cached_property
     def graph(self) -> set[str]:
@@ -75,10 +77,15 @@ def _answers(call: ir.Call, space: Space) -> bool:
         key for key in space.groups[0] if key[0] == where.cls or (key[0] is None and where.module is space.where.module)
     }
     keys = frozenset(seen | {(function.at, name) for name in given})
-    inner = Space(where, function.body, (keys,), space.project, deep=space.deep + 1)
-    cut = without_graph(function.body)
-    returned = (node for node in statements(function.body) if isinstance(node, ir.Return) and node.at not in cut)
-    return bool(keys) and any(node.value is not None and inner.carries(node.value) for node in returned)
+    asked = (where.module.path, function.at, keys, space.deep)
+    if asked not in space.known:
+        inner = Space(where, function.body, (keys,), space.project, deep=space.deep + 1, known=space.known)
+        cut = without_graph(function.body)
+        returned = (node for node in statements(function.body) if isinstance(node, ir.Return) and node.at not in cut)
+        space.known[asked] = bool(keys) and any(
+            node.value is not None and inner.carries(node.value) for node in returned
+        )
+    return space.known[asked]
 
 
 def reached(start: Sequence[Space], without: Container[tuple[str, int]]) -> Iterator[Space]:
@@ -109,7 +116,7 @@ def _given(call: ir.Call, space: Space) -> Iterator[Space]:
         losses = frozenset(name for name, arg in bound if space.carries(arg.value)) - frozenset().union(*groups)
         if losses or any(groups):
             held = tuple(frozenset((function.at, name) for name in names) for names in groups)
-            yield Space(where, function.body, held, space.project, losses, space.deep + 1)
+            yield Space(where, function.body, held, space.project, losses, space.deep + 1, space.known)
         return
     found = space.project.resolve(space.where.module, call.func, space.where.scope)
     if isinstance(found, ClassRef):
@@ -143,7 +150,7 @@ def _kept(call: ir.Call, made: ClassRef, space: Space) -> Iterator[Space]:
     held = tuple(frozenset((made, f"self.{name}") for given, name in kept if given in names) for names in groups)
     for where, body in spaces(made.module) if any(held) else ():
         if where.cls == made:
-            yield Space(where, body, held, space.project, deep=space.deep + 1)
+            yield Space(where, body, held, space.project, deep=space.deep + 1, known=space.known)
 
 
 def _bound(call: ir.Call, params: Sequence[ir.Param]) -> list[tuple[str, ir.Arg]]:

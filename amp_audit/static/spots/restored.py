@@ -97,8 +97,9 @@ def _loads(body: Iterable[ir.Stmt], tests: tuple[ir.Expr, ...] = ()) -> Iterator
             continue
         if not inner:
             yield from ((call, tests) for call in calls([node]) if method(call) == "load_state_dict")
-        for block in inner if not isinstance(node, (ir.Function, ir.Class)) else ():
-            yield from _loads(block, (*tests, node.test) if isinstance(node, ir.If) else tests)
+        for number, block in enumerate(inner) if not isinstance(node, (ir.Function, ir.Class)) else ():
+            test = (ir.Unary(node.at, "not", node.test) if number else node.test,) if isinstance(node, ir.If) else ()
+            yield from _loads(block, (*tests, *test))
 
 
 def _emptiness(state: ir.Expr, where: Where, origins: Origins) -> str:

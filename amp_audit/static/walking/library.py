@@ -138,6 +138,10 @@ _ENABLED_AT = {
     "torch.cpu.amp.GradScaler": 4,
     "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler": 5,
 }
+_CAPTURES = frozenset({"CUDAGraph", "make_graphed_callables", "capture_begin"})
+"""Words of modules that capture CUDA graphs."""
+_NO_LIMIT = 1e6
+"""A norm of gradients above this is no use to anyone: whoever gives it as a limit asks for the norm."""
 INFINITE = (Literal.of(math.inf), External("math.inf"), External("torch.inf"), External("numpy.inf"))
 
 
@@ -353,7 +357,8 @@ class Library(Methods):
             default = DEFAULT_DTYPES["cuda"]
         meant = dtype_of(enabled)  # the old class given a dtype first: it raises, and the dtype says what was meant
         word = dtype_of(dtype) if dtype not in (None, NONE) else meant or default
-        cached = not (isinstance(cache, Literal) and cache.value is False)
+        captured = not _CAPTURES.isdisjoint(world.frame.module.words)  # what a graph captures must not be cached
+        cached = captured or not (isinstance(cache, Literal) and cache.value is False)
         return [
             (Region(device, word, live, cached), after)
             for live, after in split(world, enabled if enabled is not None else Literal.of(True))
@@ -397,8 +402,9 @@ class Library(Methods):
         return whole if given else self.result(External("torch.autograd.grad"), node, args, named, world)
 
     def _clip(self, parameters: Value, limit: Value | None, by_value: bool, node: ir.Call, world: World) -> Results:
-        """Clipping; with an infinite limit it only measures the norm."""
-        endless = limit in INFINITE
+        """Clipping; with a limit that no norm comes to it only measures."""
+        number = limit.value if isinstance(limit, Literal) else None
+        endless = limit in INFINITE or (isinstance(number, (int, float)) and number >= _NO_LIMIT)
         kind = Kind.GRAD_READ if endless else Kind.CLIP
         owners = known(owners_of(parameters))
         sharded = are_sharded(owners, world) and not by_value

@@ -52,3 +52,16 @@ PROGRAM = """
 def test_a_class_of_the_project(declared: str, widened: str, mark: str) -> None:
     program = PROGRAM.replace("DECLARED", declared).replace("MARK", mark)
     assert misjudged(model=MODEL.replace("WIDENED", widened), train=program) == []
+
+
+CALLED = """
+    import torch
+    from model import Net
+
+    def features(net: Net, x):
+        return net.head(x.half())
+"""
+
+
+def test_whoever_calls_may_have_cast_what_is_declared() -> None:
+    assert misjudged(model=MODEL.replace("WIDENED", ""), train=CALLED) == []

@@ -194,3 +194,49 @@ def test_groups_where_something_is_frozen() -> None:
         .replace("        groups", "        freeze(net)\n        groups", 1)
     )
     assert misjudged(train=frozen) == []
+
+
+CHOSEN = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(8, 8).half()MARK
+            self.prompt, self.score = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.score(self.body(self.prompt(x)))
+
+    def main(loader):
+        model = Net().cuda()
+        one, two = ([p for n, p in model.named_parameters() if ONE], [p for n, p in model.named_parameters() if TWO])
+        optimizer = torch.optim.AdamW([{"params": one, "lr": 1e-3}, {"params": two, "lr": 1e-4}])
+        scaler = torch.amp.GradScaler("cuda")
+        for x, y in loader:
+            with torch.autocast("cuda"):
+                loss = nn.functional.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "whole"),
+    [
+        ("n.startswith('prompt')", "n.startswith('score')", False),
+        ("n.startswith('body')", "not n.startswith('body')", True),
+        ("'body' in n", "'score' in n", False),
+        ("'body' in n", "'body' not in n", True),
+        ("p.ndim >= 2", "p.ndim < 2", True),
+        ("p.ndim >= 2", "p.ndim < 1", False),
+        ("not any(w in n for w in names)", "any(w in n for w in names)", True),
+        ("any(w in n for w in names)", "any(w in n for w in others)", False),
+    ],
+)
+def test_two_choices_are_the_whole_where_one_takes_what_the_other_leaves(one: str, two: str, whole: bool) -> None:
+    program = CHOSEN.replace("ONE", one).replace("TWO", two).replace("MARK", "  # AMP403" if whole else "")
+    assert misjudged(train=program) == []
