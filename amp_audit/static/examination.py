@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,18 +146,13 @@ class _Outcome:
 
     def _raw(self, project: Project, book: Rulebook) -> list[RawFinding]:
         """What the detectors find; one that fails costs its own findings, not those of the others."""
-        beside = None
+        runs = {name: partial(detector, project, book, self) for name, detector in _DETECTORS.items()}
         if self.options.beside and self.size <= MOST_BESIDE and is_worth_it():
-            beside = Beside(lambda: _dtypes_apart(project, book, self.asked), book.rules)
+            runs["dtypes"] = partial(_taken_over, Beside(partial(_apart, runs["dtypes"], project), book.rules), project)
         found = []
-        for name, detector in _DETECTORS.items():
+        for name, run in runs.items():
             try:
-                if beside is not None and detector is _dtypes:
-                    raws, looked = beside.result()
-                    looked.into(project)
-                else:
-                    raws = detector(project, book, self)
-                found.append(raws)
+                found.append(run())
             except Exception:
                 self.failed.add(f"{self.selection.root} ({name})")
                 self.notes.append(_internal(name, self.selection.root))
@@ -212,13 +208,9 @@ def _paths(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFindi
 
 
 def _dtypes(project: Project, book: Rulebook, outcome: _Outcome) -> list[RawFinding]:
-    return _found_dtypes(project, book, outcome.asked)
-
-
-def _found_dtypes(project: Project, book: Rulebook, asked: Set[str]) -> list[RawFinding]:
     from amp_audit.static import dtypes
 
-    return dtypes.find(project, book, asked)
+    return dtypes.find(project, book, outcome.asked)
 
 
 @record(frozen=True, slots=True)
@@ -240,11 +232,16 @@ class Looked:
         project.layout.learn(self.read, self.asked, self.listed)
 
 
-def _dtypes_apart(project: Project, book: Rulebook, asked: Set[str]) -> tuple[list[RawFinding], Looked]:
-    raws = _found_dtypes(project, book, asked)
+def _apart(run: Callable[[], list[RawFinding]], project: Project) -> tuple[list[RawFinding], Looked]:
+    """What a detector finds in a process of its own, and where it has looked."""
     # What a finding knows beside its text goes by the objects of a walk, and is of use only within it.
-    bare = [replace(raw, facts={}) for raw in raws]
-    return bare, Looked.of(project)
+    return [replace(raw, facts={}) for raw in run()], Looked.of(project)
+
+
+def _taken_over(apart: Beside[tuple[list[RawFinding], Looked]], project: Project) -> list[RawFinding]:
+    found, looked = apart.result()
+    looked.into(project)
+    return found
 
 
 _DETECTORS: dict[str, Callable[[Project, Rulebook, _Outcome], list[RawFinding]]] = {

@@ -116,6 +116,7 @@ class Walk(Calls):
             kind: getattr(self, name) for kind, name in _HANDLERS.items() if hasattr(self, name)
         }
         self._arms: dict[int, str | None] = {}
+        self._again: dict[tuple[str, int], frozenset[str]] = {}  # by loops
 
     def run_module(self, module: ir.Module) -> dict[str, Value]:
         """The names of a module after its own code ran."""
@@ -446,7 +447,9 @@ class Walk(Calls):
     @contextmanager
     def _looping(self, node: ir.For | ir.While) -> Iterator[None]:
         emptied = self.emptied.setdefault((self.path, node.at), set())
-        again = frozenset(_set_to_zero(node.body))
+        if (self.path, node.at) not in self._again:
+            self._again[self.path, node.at] = frozenset(_set_to_zero(node.body))
+        again = self._again[self.path, node.at]
         self.loops.append(Loop(dict(self.frame.env), len(self.active), self.guards, emptied=emptied, again=again))
         try:
             yield
